@@ -1,0 +1,28 @@
+"""Skerry: a geo-distributed publish/subscribe fabric. Topics are durable logs near their clients.
+
+async with skerry.connect() as client:
+    await client.create_topic("sensors")
+    index = await client.publish("sensors/roof", "21.5")
+"""
+
+from skerry import errors
+from skerry.client import Client, connect
+from skerry.errors import SkerryError
+from skerry.log.append import Publisher
+from skerry.log.follow import Subscription
+from skerry.model.event import Event
+from skerry.model.topic import Topic, TopicSettings
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Client",
+    "Event",
+    "Publisher",
+    "SkerryError",
+    "Subscription",
+    "Topic",
+    "TopicSettings",
+    "connect",
+    "errors",
+]

@@ -1,0 +1,6 @@
+"""The command line, one file per command."""
+
+
+def main() -> None:
+    """Run `skerry`."""
+    raise SystemExit("not yet")

@@ -1,0 +1,319 @@
+"""The synchronous face: the same names without `await`, for scripts and notebooks.
+
+Each client runs an event loop in a thread of its own. Calls may come from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import skerry.client.client as asynchronous
+from skerry.config import ClientSettings
+from skerry.engine.address import Address
+from skerry.errors import Unavailable
+from skerry.log.append import Publisher
+from skerry.log.follow import Subscription
+from skerry.model.control import SiteStatus
+from skerry.model.event import Event
+from skerry.model.topic import Durability, Topic
+
+T = TypeVar("T")
+
+
+def connect(
+    target: str | Path | Address | None = None,
+    *,
+    user: str = "sdk",
+    timeout: float | None = None,
+    name: str = "skerry",
+    settings: ClientSettings | None = None,
+) -> SyncClient:
+    """Connect to a site now; use the client in a `with` block, or `close` it.
+
+    Takes what `skerry.connect` takes.
+    """
+    client = asynchronous.connect(target, user=user, timeout=timeout, name=name, settings=settings)
+    return SyncClient(client)
+
+
+class _Loop:
+    """An event loop in a thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="skerry", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        if not self._thread.is_alive():
+            work.close()
+            raise Unavailable("the client is closed")
+        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:  # a Ctrl-C here must not leave the work running there
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+class SyncClient:
+    """A `skerry.Client` whose calls block; each does what its namesake does."""
+
+    def __init__(self, client: asynchronous.Client) -> None:
+        self._client = client
+        self._loop = _Loop()
+        try:
+            self._loop.run(client.open())
+        except BaseException:
+            self._loop.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection and end the thread."""
+        with suppress(Unavailable):
+            self._loop.run(self._client.close())
+        self._loop.close()
+
+    @property
+    def site(self) -> str:
+        """The site that this client is at."""
+        return self._client.site
+
+    def create_topic(
+        self,
+        name: str,
+        *,
+        max_events: int | None = None,
+        max_bytes: int | None = None,
+        max_age: float | None = None,
+        max_event_bytes: int | None = None,
+        durability: Durability = "process",
+    ) -> Topic:
+        """Create a topic, or find it if it exists with the same settings."""
+        return self._loop.run(
+            self._client.create_topic(
+                name,
+                max_events=max_events,
+                max_bytes=max_bytes,
+                max_age=max_age,
+                max_event_bytes=max_event_bytes,
+                durability=durability,
+            )
+        )
+
+    def topic(self, name: str) -> Topic:
+        """A topic's settings and state."""
+        return self._loop.run(self._client.topic(name))
+
+    def topics(self) -> list[Topic]:
+        """All topics of the site, by name."""
+        return self._loop.run(self._client.topics())
+
+    def set_topic(self, name: str, **changes: Any) -> Topic:
+        """Change settings of a topic; needs the administrator's credentials."""
+        return self._loop.run(self._client.set_topic(name, **changes))
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic with all its events; needs the administrator's credentials."""
+        self._loop.run(self._client.delete_topic(name))
+
+    def publish(
+        self,
+        topic: str,
+        data: bytes | str,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        lifespan: float | None = None,
+        id: str | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Append one event; return its index once it is stored."""
+        return self._loop.run(
+            self._client.publish(
+                topic, data, key=key, headers=headers, lifespan=lifespan, id=id, timeout=timeout
+            )
+        )
+
+    def publisher(
+        self, topic: str, *, window: int = 4096, window_bytes: int = 32 * 1024 * 1024
+    ) -> SyncPublisher:
+        """A high-rate publisher; use it in a `with` block."""
+
+        async def make() -> Publisher:
+            return self._client.publisher(topic, window=window, window_bytes=window_bytes)
+
+        return SyncPublisher(self._loop, self._loop.run(make()))
+
+    def latest_index(self, topic: str) -> int:
+        """The index of the newest event of a topic or sub-topic; 0 if it has none."""
+        return self._loop.run(self._client.latest_index(topic))
+
+    def get(self, topic: str, index: int) -> Event:
+        """The event with `index`."""
+        return self._loop.run(self._client.get(topic, index))
+
+    def read(
+        self, topic: str, from_index: int | None = None, to_index: int | None = None
+    ) -> Iterator[Event]:
+        """Events from `from_index` to `to_index`, both included, in order."""
+        events = self._client.read(topic, from_index, to_index)
+        try:
+            while batch := self._loop.run(_some(events)):
+                yield from batch
+        finally:
+            with suppress(Unavailable):
+                self._loop.run(_end(events))
+
+    def subscribe(
+        self,
+        topic: str,
+        *,
+        from_index: int | None = None,
+        from_time: datetime | None = None,
+        durable: str | None = None,
+        window: int = 1024,
+        ack_wait: float = 30.0,
+    ) -> SyncSubscription:
+        """Follow a topic and its sub-topics; iterate over it with `for`."""
+        subscription = self._loop.run(
+            self._client.subscribe(
+                topic,
+                from_index=from_index,
+                from_time=from_time,
+                durable=durable,
+                window=window,
+                ack_wait=ack_wait,
+            )
+        )
+        return SyncSubscription(self._loop, subscription)
+
+    def unsubscribe(self, topic: str, durable: str) -> None:
+        """Remove a durable subscription for good."""
+        self._loop.run(self._client.unsubscribe(topic, durable))
+
+    def status(self) -> SiteStatus:
+        """How the site is."""
+        return self._loop.run(self._client.status())
+
+
+class SyncPublisher:
+    """A `Publisher` whose `send` blocks while the window is full."""
+
+    def __init__(self, loop: _Loop, publisher: Publisher) -> None:
+        self._loop = loop
+        self._publisher = publisher
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._loop.run(self._publisher.__aexit__(*error))
+
+    def send(
+        self,
+        data: bytes | str,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        lifespan: float | None = None,
+        id: str | None = None,
+    ) -> Future[int]:
+        """Send one event; return the future of its index."""
+        index: Future[int] = Future()
+
+        async def send() -> None:
+            ack = await self._publisher.send(
+                data, topic=topic, key=key, headers=headers, lifespan=lifespan, id=id
+            )
+            ack.add_done_callback(lambda done: _copy(done, index))
+
+        self._loop.run(send())
+        return index
+
+    def flush(self) -> None:
+        """Wait until nothing is in flight; raise `PublishFailed` if an event failed."""
+        self._loop.run(self._publisher.flush())
+
+
+class SyncSubscription:
+    """A `Subscription` to iterate over with `for`."""
+
+    def __init__(self, loop: _Loop, subscription: Subscription) -> None:
+        self._loop = loop
+        self._subscription = subscription
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        events = self._loop.run(_some(self._subscription, 1))
+        if not events:
+            raise StopIteration
+        return events[0]
+
+    def ack(self, event: Event) -> None:
+        """Say that `event` is done with."""
+        self._loop.run(_call(self._subscription.ack, event))
+
+    def reject(self, event: Event, delay: float = 0.0) -> None:
+        """Ask for `event` once more, after `delay` seconds."""
+        self._loop.run(_call(self._subscription.reject, event, delay))
+
+    def close(self) -> None:
+        """Stop. A durable subscription stays at the engine."""
+        with suppress(Unavailable):
+            self._loop.run(self._subscription.close())
+
+
+async def _some(events: AsyncIterator[Event], most: int = 256) -> list[Event]:
+    batch: list[Event] = []
+    async for event in events:
+        batch.append(event)
+        if len(batch) >= most:
+            break
+    return batch
+
+
+async def _end(events: AsyncIterator[Event]) -> None:
+    if (close := getattr(events, "aclose", None)) is not None:
+        await close()
+
+
+async def _call(function: Any, *arguments: Any) -> None:
+    function(*arguments)
+
+
+def _copy(done: asyncio.Future[int], index: Future[int]) -> None:
+    if done.cancelled():
+        index.cancel()
+    elif (error := done.exception()) is not None:
+        index.set_exception(error)
+    else:
+        index.set_result(done.result())

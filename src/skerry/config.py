@@ -1,0 +1,94 @@
+"""Every setting: its unit, its effect, its default and where the default comes from."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from skerry.errors import BadSetting
+from skerry.model.topic import Durability
+
+DUPLICATE_WINDOW = 120.0
+"""Seconds. For so long a topic remembers the ids of its events and refuses a second copy.
+The engine's own default. It holds each id in memory (about 110 bytes), so that a topic at
+50 000 events/s costs the engine some 650 MB; a shorter window would shorten the longest
+outage that a publisher may ride out."""
+
+MIN_ENGINE = (2, 15, 0)
+"""The oldest nats-server that the tests run with."""
+
+DEFAULT_PORT = 4222
+"""The port NATS clients try by themselves."""
+DEFAULT_MQTT_PORT = 1883
+"""MQTT's registered port."""
+DEFAULT_WEBSOCKET_PORT = 4280
+
+
+class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a client behaves when the site is slow or away."""
+
+    timeout: float = 30.0
+    """Seconds that one call may take, engine restarts included, before it raises `Unavailable`.
+    A restart takes 0.1 s and recovery of 2 000 topics 1.3 s (measured), so 30 s means that
+    somebody has to look. Below the duplicate window, so that a retry never adds an event twice."""
+    connect_timeout: float = 2.0
+    """Seconds for one attempt to connect; a frozen engine accepts and then says nothing."""
+    ping_interval: float = 2.0
+    """Seconds between pings on a silent connection. Two unanswered pings end it, so a frozen
+    or unplugged site is noticed in 4 to 6 seconds (NATS' own default: up to 6 minutes)."""
+    reconnect_first: float = 0.02
+    """Seconds before the first attempt to reconnect; each further wait doubles. The engine is
+    ready 9 ms after its start (measured)."""
+    reconnect_most: float = 1.0
+    """Seconds between attempts at the most."""
+
+    def check(self) -> ClientSettings:
+        """Return self if every value is in range; else raise `BadSetting`."""
+        if not 0.1 <= self.timeout <= DUPLICATE_WINDOW - 10:
+            raise BadSetting(
+                f"a timeout is 0.1 to {DUPLICATE_WINDOW - 10:.0f} seconds, not {self.timeout!r}",
+                "Beyond the duplicate window a retried publish could be stored twice.",
+            )
+        return self
+
+
+class SiteSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a site runs: what `skerry up` takes."""
+
+    site: str = "local"
+    """The site's name; it becomes part of subjects and cannot change later."""
+    data: Path
+    """The data folder; it holds everything of the site and belongs to one process at a time."""
+    host: str = "127.0.0.1"
+    """The address to listen on. Loopback unless told otherwise."""
+    port: int = DEFAULT_PORT
+    """The TCP port for NATS clients and the SDK; 0 picks a free one."""
+    mqtt_port: int | None = None
+    """The TCP port for MQTT 3.1.1; None: off, 0: a free one."""
+    websocket_port: int | None = None
+    """The TCP port for NATS over WebSocket; None: off, 0: a free one."""
+    durability: Durability = "process"
+    """`process`: acknowledged means written; it survives kill -9 of the engine, and the engine
+    flushes to disk every two minutes. `power`: flushed to disk before it is acknowledged; one
+    event after another it is some 30 times slower (measured)."""
+    max_store: int | None = None
+    """Bytes of disk that all topics together may take; None: what the engine finds fit,
+    three quarters of what is free."""
+    max_event_bytes: int = 8 * 1024 * 1024
+    """The largest event, in bytes, that any topic takes. 8 MiB is where NATS' advice ends."""
+    tls_cert: Path | None = None
+    """PEM file with the certificate chain. With `tls_key`, every listener speaks TLS only."""
+    tls_key: Path | None = None
+    """PEM file with the private key."""
+    insecure: bool = False
+    """Listen beyond loopback without TLS all the same."""
+    hang_timeout: float = 10.0
+    """Seconds after which an engine that does not answer is killed and started anew.
+    Longer than any pause seen under full load here (below 1 s)."""
+
+
+def default_data() -> Path:
+    """Where a site lives if nobody says otherwise: `$SKERRY_DATA`, or `~/.skerry`."""
+    return Path(os.environ.get("SKERRY_DATA") or Path.home() / ".skerry")

@@ -1,0 +1,1 @@
+"""The engine, nats-server: find it, configure it, supervise it, speak to it."""

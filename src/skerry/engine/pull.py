@@ -1,0 +1,148 @@
+"""Pulls messages from a consumer with a bounded window.
+
+Theory of operation. The engine sends only what was asked for. A `Pull` asks for half a window at a
+time and asks again when what it holds, plus what is still to come, has fallen to half. A reader
+that stops reading therefore stops the asking, and holds at most a window of messages; it slows
+nobody else. Bytes are bounded likewise, at one and a half times `window_bytes`. A request ends
+when it is filled, when it expires (status 408, 409) or when nobody is there to take it (503).
+While one is open the engine sends heartbeats, so silence means that something is wrong, and the
+owner is told (`lost`) to look and to begin anew.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from skerry.engine.wire import Connection, Down
+from skerry.model.event import Event, status_of
+
+EXPIRES = 30.0
+"""Seconds that a request stays open; then it is renewed."""
+HEARTBEAT = 2.0
+"""Seconds between the engine's signs of life on an idle request."""
+SILENCE = 3
+"""Heartbeats that may be missing before the consumer is taken for lost."""
+NANO = 1_000_000_000
+
+
+class Pull:
+    """Asks one consumer for messages and hands them on as events."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        window: int,
+        window_bytes: int,
+        deliver: Callable[[Event, int], None],
+        lost: Callable[[str], None],
+    ) -> None:
+        self._connection = connection
+        self._window = window
+        self._window_bytes = window_bytes
+        self._deliver = deliver
+        self._lost = lost
+        self._inbox = f"{connection.inbox}.s.{id(self):x}."
+        self._sid = connection.subscribe(self._inbox + "*", self._on_message)
+        self._next: bytes | None = None
+        self._number = 0
+        self._open: deque[list[int]] = deque()
+        self._expected = 0
+        self._heard = 0.0
+
+    def start(self, stream: str, consumer: str, held: int = 0, held_bytes: int = 0) -> None:
+        """Pull from `consumer` from now on; `held` messages are in the owner's hands already."""
+        self.stop()
+        self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}".encode()
+        self._heard = self._connection.now()
+        self.ask(held, held_bytes)
+
+    def stop(self) -> None:
+        """Forget what was asked for."""
+        self._next = None
+        self._open.clear()
+        self._expected = 0
+
+    def close(self) -> None:
+        """Stop for good."""
+        self.stop()
+        self._connection.unsubscribe(self._sid)
+
+    def ask(self, held: int, held_bytes: int) -> None:
+        """Ask for more if the owner holds so little that there is room for half a window."""
+        if (
+            self._next is None
+            or held + self._expected > self._window // 2
+            or held_bytes > self._window_bytes // 2
+        ):
+            return
+        batch = max(self._window - held - self._expected, 1)
+        body = msgspec.json.encode(
+            {
+                "batch": batch,
+                "max_bytes": max(
+                    self._window_bytes // 2, self._connection.info.max_payload + 65536
+                ),
+                "expires": int(EXPIRES * NANO),
+                "idle_heartbeat": int(HEARTBEAT * NANO),
+            }
+        )
+        self._number += 1
+        inbox = f"{self._inbox}{self._number}".encode()
+        if not self._open:
+            self._heard = self._connection.now()
+        try:
+            self._connection.write(b"PUB %b %b %d\r\n%b\r\n" % (self._next, inbox, len(body), body))
+        except Down:
+            self.stop()
+            return
+        self._open.append([self._number, batch])
+        self._expected += batch
+
+    def check(self, now: float) -> None:
+        """Tell the owner if an open request is silent for too long."""
+        if self._open and now - self._heard > SILENCE * HEARTBEAT:
+            self.stop()
+            self._lost("the engine is silent")
+
+    def _on_message(self, subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
+        if not reply.startswith(b"$JS.ACK."):
+            self._on_status(subject, head)
+            return
+        words = reply.split(b".")
+        # $JS.ACK.[domain.account.]stream.consumer.deliveries.index.number.time.pending
+        at = 4 if len(words) == 9 else 6
+        self._heard = self._connection.now()
+        if self._open:
+            first = self._open[0]
+            first[1] -= 1
+            self._expected -= 1
+            if not first[1]:
+                self._open.popleft()
+        self._deliver(
+            Event(
+                subject, int(words[at + 1]), int(words[at + 3]), head, data, int(words[at]), reply
+            ),
+            int(words[at + 4]),
+        )
+
+    def _on_status(self, subject: bytes, head: bytes) -> None:
+        self._heard = self._connection.now()
+        status = status_of(head)
+        if status == 100:
+            return
+        number = int(subject[len(self._inbox) :])
+        for request in self._open:
+            if request[0] == number:
+                self._open.remove(request)
+                self._expected -= request[1]
+                break
+        else:
+            return  # of an earlier consumer, or already filled
+        if status == 503 or (status == 409 and b"Deleted" in head):
+            self.stop()
+            self._lost("the subscription's consumer is gone")
+        else:
+            self._lost("")

@@ -1,0 +1,569 @@
+"""One connection to the engine: the NATS client protocol, and coming back after a loss.
+
+Theory of operation. A `Connection` is *up*, *down* or *closed*. While it is down a task tries to
+come up again, for ever; what bounds the waiting is the deadline of each call. Whoever needs to act
+on a change (a publisher sends again what was not acknowledged, a subscription asks again for
+events) registers as a `Listener`; listeners are told in the order they registered, and before
+anything new is written. Nothing is buffered for a connection that is down: `write` refuses, and
+the caller, who knows whether it may send twice, decides.
+
+The receive path is one loop over the bytes of a read, without a task or a queue per message: that
+is what makes it ten times cheaper than the general-purpose client (docs/adr/0002-wire.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import secrets
+import ssl
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from skerry.config import ClientSettings
+from skerry.engine.address import Address
+from skerry.errors import AccessDenied, EngineUnfit, SkerryError, Unavailable
+from skerry.model.event import status_of
+
+log = logging.getLogger("skerry.wire")
+
+Handler = Callable[[bytes, bytes, bytes, bytes], None]
+"""Called with subject, reply, header block and payload of each message. Must not block."""
+
+FLUSH_BYTES = 64 * 1024
+"""Bytes gathered before they are handed to the socket within one turn of the loop."""
+
+WRITE_HIGH = 4 * 1024 * 1024
+"""Bytes that may wait in the socket's buffer before writers are asked to pause."""
+
+NO_RESPONDERS = 503
+
+
+class Reply(NamedTuple):
+    """The answer to a request. `status` is 0 unless the engine sent one in the headers."""
+
+    status: int
+    head: bytes
+    data: bytes
+
+
+class ServerInfo(msgspec.Struct, frozen=True):
+    """What the engine says of itself when a client connects."""
+
+    version: str = ""
+    server_name: str = ""
+    max_payload: int = 1024 * 1024
+    headers: bool = False
+    jetstream: bool = False
+    tls_required: bool = False
+    auth_required: bool = False
+    domain: str = ""
+
+
+class Listener(Protocol):
+    """Told what happens to a connection."""
+
+    def on_up(self) -> None: ...
+    def on_down(self) -> None: ...
+    def on_tick(self, now: float) -> None: ...
+    def on_denied(self, subject: str, error: AccessDenied) -> None: ...
+    def on_closed(self, error: SkerryError) -> None: ...
+
+
+class Down(Exception):
+    """The connection was lost, or is not up; whether a request was carried out is unknown."""
+
+
+class Connection:
+    """A connection that comes back. Make it with `Connection.open`."""
+
+    def __init__(self, address: Address, settings: ClientSettings, name: str) -> None:
+        self.address = address
+        self.settings = settings
+        self.info = ServerInfo()
+        self.inbox = f"_INBOX.{address.site}.{address.user or 'x'}.{secrets.token_hex(8)}"
+        self.down_since: float | None = None
+        self._name = name
+        self._loop = asyncio.get_running_loop()
+        self._link: _Link | None = None
+        self._up = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._closed: SkerryError | None = None
+        self._listeners: list[Listener] = []
+        self._subscriptions: dict[bytes, tuple[bytes, Handler]] = {}
+        self._next_sid = 1
+        self._requests: dict[bytes, tuple[str, asyncio.Future[Reply]]] = {}
+        self._next_request = 0
+        self._keeper: asyncio.Task[None] | None = None
+        self._reconnecting: asyncio.Task[None] | None = None
+        self.last_fault = ""
+        """Why the connection was lost, or could not be made, last."""
+        self._request_prefix = f"{self.inbox}.r."
+        self.subscribe(self._request_prefix + "*", self._on_reply)
+
+    @classmethod
+    async def open(
+        cls, address: Address, settings: ClientSettings | None = None, name: str = "skerry"
+    ) -> Connection:
+        """Connect, trying until `settings.timeout`. Raises `AccessDenied` or `Unavailable`."""
+        connection = cls(address, settings or ClientSettings(), name)
+        connection.down_since = connection._loop.time()
+        connection._reconnecting = asyncio.create_task(connection._reconnect())
+        try:
+            await connection.wait_up(connection._loop.time() + connection.settings.timeout)
+        except BaseException:
+            await connection.close()
+            raise
+        connection._keeper = asyncio.create_task(connection._keep())
+        return connection
+
+    async def close(self, error: SkerryError | None = None) -> None:
+        """Close for good. Calls under way raise `Unavailable`."""
+        if self._link is not None and self._closed is None:
+            self._link.flush()
+        self._close(error or Unavailable("the client is closed"))
+        for task in (self._keeper, self._reconnecting):
+            if task is not None and task is not asyncio.current_task():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a message written now goes out."""
+        return self._link is not None
+
+    def now(self) -> float:
+        """The event loop's clock, in seconds."""
+        return self._loop.time()
+
+    async def wait_up(self, deadline: float) -> None:
+        """Wait until the connection is up; raise `Unavailable` at `deadline`."""
+        if self._closed is not None:
+            raise self._closed
+        if self._link is not None:
+            return
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._up.wait()
+        except TimeoutError:
+            raise self.unavailable() from None
+        if self._closed is not None:
+            raise self._closed
+
+    def unavailable(self) -> Unavailable:
+        """The error to raise when the site was away for too long."""
+        away = self.now() - self.down_since if self.down_since is not None else 0.0
+        what = (
+            f"{self.address} is not reached since {away:.1f} s ({self.last_fault or 'no connection'})"
+            if self.down_since is not None
+            else f"{self.address} is connected but did not answer within {self.settings.timeout:g} s"
+        )
+        return Unavailable(what, "Look with `skerry doctor`; is `skerry up` running there?")
+
+    # Sending
+
+    def write(self, frame: bytes) -> None:
+        """Send `frame`, a whole protocol message. Raises `Down` if the connection is not up."""
+        if self._link is None:
+            raise Down
+        self._link.write(frame)
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether the socket's buffer is full; wait with `room`."""
+        return not self._room.is_set()
+
+    async def room(self) -> None:
+        """Wait until the socket's buffer takes more."""
+        await self._room.wait()
+
+    def publish(self, subject: str, data: bytes = b"") -> None:
+        """Send a message and expect no answer."""
+        self.write(b"PUB %b %d\r\n%b\r\n" % (subject.encode(), len(data), data))
+
+    async def request(
+        self, subject: str, data: bytes = b"", head: bytes = b"", *, timeout: float
+    ) -> Reply:
+        """Send a request; return its answer. Raises `Down` if the connection is lost meanwhile,
+        `TimeoutError`, or `AccessDenied`."""
+        token = b"%d" % self._next_request
+        self._next_request += 1
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        inbox = self._request_prefix.encode() + token
+        if head:
+            size = len(head)
+            frame = b"HPUB %b %b %d %d\r\n%b%b\r\n" % (
+                subject.encode(), inbox, size, size + len(data), head, data
+            )  # fmt: skip
+        else:
+            frame = b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), inbox, len(data), data)
+        self.write(frame)
+        self._requests[token] = (subject, future)
+        timer = self._loop.call_later(timeout, self._expire, token)
+        try:
+            return await future
+        finally:
+            timer.cancel()
+            self._requests.pop(token, None)
+
+    def _expire(self, token: bytes) -> None:
+        entry = self._requests.pop(token, None)
+        if entry is not None and not entry[1].done():
+            entry[1].set_exception(TimeoutError())
+
+    def _on_reply(self, subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
+        entry = self._requests.pop(subject[len(self._request_prefix) :], None)
+        if entry is not None and not entry[1].done():
+            entry[1].set_result(Reply(status_of(head) if head else 0, head, data))
+
+    # Receiving
+
+    def subscribe(self, subject: str, handler: Handler) -> bytes:
+        """Have `handler` called for each message on `subject`, also after reconnecting."""
+        sid = b"%d" % self._next_sid
+        self._next_sid += 1
+        self._subscriptions[sid] = (subject.encode(), handler)
+        if self._link is not None:
+            self._link.handlers[sid] = handler
+            self._link.write(b"SUB %b %b\r\n" % (subject.encode(), sid))
+        return sid
+
+    def unsubscribe(self, sid: bytes) -> None:
+        """Undo `subscribe`."""
+        self._subscriptions.pop(sid, None)
+        if self._link is not None:
+            self._link.handlers.pop(sid, None)
+            self._link.write(b"UNSUB %b\r\n" % sid)
+
+    def listen(self, listener: Listener) -> None:
+        """Tell `listener` of what happens from now on."""
+        self._listeners.append(listener)
+
+    def unlisten(self, listener: Listener) -> None:
+        """Undo `listen`."""
+        if listener in self._listeners:
+            self._listeners.remove(listener)
+
+    # Life
+
+    async def _reconnect(self) -> None:
+        wait = self.settings.reconnect_first
+        while self._closed is None:
+            try:
+                link = await self._dial()
+            except (AccessDenied, EngineUnfit) as error:
+                self._close(error)
+                return
+            except (OSError, TimeoutError, ssl.SSLError, Down, ValueError) as error:
+                self.last_fault = _fault(error)
+            else:
+                self._come_up(link)
+                return
+            await asyncio.sleep(wait * random.uniform(0.5, 1.0))
+            wait = min(wait * 2, self.settings.reconnect_most)
+
+    async def _dial(self) -> _Link:
+        async with asyncio.timeout(self.settings.connect_timeout):
+            transport, link = await self._loop.create_connection(
+                lambda: _Link(self), self.address.host, self.address.port
+            )
+            try:
+                info = msgspec.json.decode(await link.greeting, type=ServerInfo)
+                if not info.headers or not info.version:
+                    raise EngineUnfit(f"{self.address} is no NATS server with headers")
+                if info.tls_required:
+                    upgraded = await self._loop.start_tls(
+                        transport,
+                        link,
+                        self.address.tls_context(),
+                        server_hostname=self.address.host,
+                    )
+                    if upgraded is None:
+                        raise Down
+                    transport = upgraded
+                    link.secure(transport)
+                elif self.address.tls:
+                    raise EngineUnfit(
+                        f"{self.address} does not speak TLS, and the address asks for it"
+                    )
+                lines = [b"CONNECT " + self._hello() + b"\r\n"]
+                for sid, (subject, handler) in self._subscriptions.items():
+                    link.handlers[sid] = handler
+                    lines.append(b"SUB %b %b\r\n" % (subject, sid))
+                transport.write(b"".join([*lines, b"PING\r\n"]))
+                await link.welcome
+            except BaseException:
+                transport.abort()
+                raise
+        self.info = info
+        return link
+
+    def _hello(self) -> bytes:
+        return json.dumps(
+            {
+                "verbose": False,
+                "pedantic": False,
+                "headers": True,
+                "no_responders": True,
+                "echo": True,
+                "protocol": 1,
+                "lang": "python-skerry",
+                "version": "1",
+                "name": self._name,
+                "user": self.address.user,
+                "pass": self.address.password,
+                "auth_token": self.address.token,
+                "tls_required": self.address.tls,
+            }
+        ).encode()
+
+    def _come_up(self, link: _Link) -> None:
+        if link.lost:
+            self.last_fault = "the connection ended at once"
+            self._reconnecting = asyncio.create_task(self._reconnect())
+            return
+        if self.down_since is not None and self._up.is_set() is False and self._keeper is not None:
+            log.warning(
+                "%s is back after %.2f s", self.address, self._loop.time() - self.down_since
+            )
+        self._link = link
+        link.ready = True
+        self.down_since = None
+        self._room.set()
+        for sid, (subject, handler) in self._subscriptions.items():
+            if sid not in link.handlers:  # subscribed while dialling
+                link.handlers[sid] = handler
+                link.write(b"SUB %b %b\r\n" % (subject, sid))
+        for listener in list(self._listeners):
+            listener.on_up()
+        self._up.set()
+
+    def _lost(self, link: _Link, error: Exception | None) -> None:
+        if link is not self._link:
+            return
+        self._link = None
+        self._up.clear()
+        self._room.set()
+        if self._closed is not None:
+            return
+        self.down_since = self._loop.time()
+        self.last_fault = _fault(error) if error else "the engine closed the connection"
+        log.warning("connection to %s lost: %s; reconnecting", self.address, self.last_fault)
+        self._fail_requests(Down())
+        for listener in list(self._listeners):
+            listener.on_down()
+        self._reconnecting = asyncio.create_task(self._reconnect())
+
+    def _close(self, error: SkerryError) -> None:
+        if self._closed is not None:
+            return
+        self._closed = error
+        self._fail_requests(error)
+        for listener in list(self._listeners):
+            listener.on_closed(error)
+        self._listeners.clear()
+        if self._link is not None:
+            self._link.transport.close()
+            self._link = None
+        self._up.set()
+        self._room.set()
+
+    def _fail_requests(self, error: Exception) -> None:
+        requests, self._requests = self._requests, {}
+        for _, future in requests.values():
+            if not future.done():
+                future.set_exception(error)
+
+    def _complaint(self, text: str) -> None:
+        """The engine sent -ERR on a connection that is up."""
+        if text.startswith("Permissions Violation"):
+            subject = text.partition('"')[2].partition('"')[0]
+            error = denied(self.address, text)
+            for token, (asked, future) in list(self._requests.items()):
+                if asked == subject and not future.done():
+                    future.set_exception(error)
+                    del self._requests[token]
+            for listener in list(self._listeners):
+                listener.on_denied(subject, error)
+        else:
+            self.last_fault = text
+            log.warning("%s says: %s", self.address, text)
+
+    async def _keep(self) -> None:
+        """Once a ping interval: end a connection that is silent, and tell listeners the time."""
+        tick = min(1.0, self.settings.ping_interval)
+        while self._closed is None:
+            await asyncio.sleep(tick)
+            now = self._loop.time()
+            link = self._link
+            if link is not None and link.overdue(now, self.settings.ping_interval):
+                self.last_fault = f"no answer to pings for {now - link.heard:.1f} s"
+                link.abort(TimeoutError(self.last_fault))
+            for listener in list(self._listeners):
+                listener.on_tick(now)
+
+
+class _Link(asyncio.Protocol):
+    """One TCP connection: splits what comes in, gathers what goes out."""
+
+    def __init__(self, owner: Connection) -> None:
+        loop = asyncio.get_running_loop()
+        self.greeting: asyncio.Future[bytes] = loop.create_future()
+        self.welcome: asyncio.Future[None] = loop.create_future()
+        self.handlers: dict[bytes, Handler] = {}
+        self.heard = loop.time()
+        self.ready = False
+        self.lost = False
+        self.transport: asyncio.Transport
+        self._owner = owner
+        self._loop = loop
+        self._asked: float | None = None
+        self._error: Exception | None = None
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._flushing = False
+        self._parts: list[bytes] = []
+        self._have = 0
+        self._need = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.secure(transport)
+
+    def secure(self, transport: asyncio.Transport) -> None:
+        self.transport = transport
+        transport.set_write_buffer_limits(high=WRITE_HIGH)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.lost = True
+        for future in (self.greeting, self.welcome):
+            if not future.done():
+                future.set_exception(error or Down("the engine closed the connection"))
+                future.exception()
+        self._owner._lost(self, self._error or error)
+
+    def abort(self, error: Exception) -> None:
+        self._error = error
+        self.transport.abort()
+
+    def pause_writing(self) -> None:
+        self._owner._room.clear()
+
+    def resume_writing(self) -> None:
+        self._owner._room.set()
+
+    def overdue(self, now: float, interval: float) -> bool:
+        if now - self.heard < interval:
+            self._asked = None
+            return False
+        if self._asked is None:
+            self._asked = now
+            self.write(b"PING\r\n")
+        return now - self._asked >= 2 * interval
+
+    def write(self, frame: bytes) -> None:
+        self._out.append(frame)
+        self._out_bytes += len(frame)
+        if self._out_bytes >= FLUSH_BYTES:
+            self.flush()
+        elif not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        self._flushing = False
+        if self._out and not self.lost:
+            self.transport.write(b"".join(self._out))
+        self._out.clear()
+        self._out_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        self.heard = self._loop.time()
+        if self._parts:
+            self._parts.append(data)
+            self._have += len(data)
+            if self._have < self._need:
+                return
+            data = b"".join(self._parts)
+            self._parts.clear()
+        position, end, need = 0, len(data), 0
+        handlers = self.handlers
+        while position < end:
+            line_end = data.find(b"\r\n", position)
+            if line_end < 0:
+                need = end - position + 1
+                break
+            first = data[position]
+            if first == 72 or first == 77:  # HMSG, MSG
+                words = data[position:line_end].split(b" ")
+                body = line_end + 2
+                body_end = body + int(words[-1])
+                if body_end + 2 > end:
+                    need = body_end + 2 - position
+                    break
+                handler = handlers.get(words[2])
+                if handler is not None:
+                    if first == 77:
+                        reply = words[3] if len(words) == 5 else b""
+                        head, payload = b"", data[body:body_end]
+                    else:
+                        reply = words[3] if len(words) == 6 else b""
+                        split = body + int(words[-2])
+                        head, payload = data[body:split], data[split:body_end]
+                    try:
+                        handler(words[1], reply, head, payload)
+                    except Exception:
+                        log.exception("a handler failed; the connection goes on")
+                position = body_end + 2
+            else:
+                self._control(data[position:line_end])
+                position = line_end + 2
+        if position < end:
+            self._parts = [data[position:] if position else data]
+            self._have = end - position
+            self._need = need
+
+    def _control(self, line: bytes) -> None:
+        if line == b"PING":
+            self.write(b"PONG\r\n")
+        elif line == b"PONG":
+            if not self.welcome.done():
+                self.welcome.set_result(None)
+        elif line.startswith(b"INFO "):
+            if not self.greeting.done():
+                self.greeting.set_result(line[5:])
+        elif line.startswith(b"-ERR"):
+            text = line[5:].strip(b" '").decode("utf-8", "replace")
+            if self.ready:
+                self._owner._complaint(text)
+            elif "uthorization" in text or "uthentication" in text:
+                if not self.welcome.done():
+                    self.welcome.set_exception(denied(self._owner.address, text))
+            elif not self.welcome.done():
+                self.welcome.set_exception(Down(text))
+
+
+def denied(address: Address, text: str) -> AccessDenied:
+    """The engine's refusal as an error that says what to do."""
+    if text.startswith("Permissions Violation"):
+        return AccessDenied(
+            f"user {address.user!r} may not do that ({text})",
+            "Use the connection file of a user that may: see credentials/ in the data folder.",
+        )
+    return AccessDenied(
+        f"{address} refused the credentials of user {address.user!r}",
+        "Copy the connection file anew from credentials/ in the site's data folder.",
+    )
+
+
+def _fault(error: BaseException) -> str:
+    if isinstance(error, TimeoutError) and not str(error):
+        return "no answer"
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    return str(error) or type(error).__name__

@@ -1,0 +1,222 @@
+"""Every error that Skerry raises, as one tree.
+
+    SkerryError
+    ├── InputError                the caller's fault; nothing was written
+    │   ├── BadName               a topic or subscription name that cannot be one
+    │   ├── BadIndex              an index that is negative or no whole number
+    │   ├── BadSetting            a setting out of range, or two that contradict
+    │   └── EventTooLarge         payload and headers exceed the topic's or engine's limit
+    ├── TopicError
+    │   ├── UnknownTopic          no such topic at this site
+    │   ├── TopicExists           it exists with other settings
+    │   ├── TopicOverlap          its name lies inside, or around, another topic
+    │   └── DurabilityUnavailable the topic demands what its site does not give
+    ├── IndexUnavailable
+    │   ├── AgedOut               below the first kept index, or expired
+    │   └── NotYet                above the latest index
+    ├── SubscriptionError         a durable subscription that differs, or is lost
+    ├── AccessDenied              wrong credentials, or a right that this user lacks
+    ├── StorageFull               the site's quota or disk is used up
+    ├── Unavailable               the site did not answer in time
+    │   └── OutcomeUnknown        … after a publish was sent: it may or may not be stored
+    ├── PublishFailed             some events of a publisher were not acknowledged
+    ├── EngineError               the engine's binary or process
+    │   ├── EngineMissing, EngineTooOld, EngineUnfit, EngineFailed
+    │   └── PortTaken
+    └── FolderError               the data folder
+        └── FolderLocked, FolderUnwritable, FolderTooNew, FolderCorrupt
+
+An error says what happened and, in `advice`, what to do next. `exit_code` is what the
+command line returns for it.
+"""
+
+from __future__ import annotations
+
+
+class SkerryError(Exception):
+    """Base of all errors raised by Skerry."""
+
+    exit_code = 1
+
+    def __init__(self, what: str, advice: str = "") -> None:
+        super().__init__(what, advice)
+        self.what = what
+        self.advice = advice
+
+    def __str__(self) -> str:
+        return f"{self.what}\n{self.advice}" if self.advice else self.what
+
+
+class InputError(SkerryError, ValueError):
+    """The call itself is wrong; nothing was written."""
+
+    exit_code = 2
+
+
+class BadName(InputError):
+    """A name that no topic or subscription can have."""
+
+
+class BadIndex(InputError):
+    """An index that is negative, zero or not a whole number."""
+
+
+class BadSetting(InputError):
+    """A setting that is out of range or contradicts another."""
+
+
+class EventTooLarge(InputError):
+    """Payload and headers are larger than the topic or the engine takes."""
+
+
+class TopicError(SkerryError):
+    """Something about a topic."""
+
+
+class UnknownTopic(TopicError):
+    """No topic of that name, nor one that it would be a sub-topic of."""
+
+    exit_code = 3
+
+
+class TopicExists(TopicError):
+    """The topic exists with other settings; `differences` maps each to (theirs, yours)."""
+
+    exit_code = 4
+
+    def __init__(
+        self,
+        what: str,
+        advice: str = "",
+        differences: dict[str, tuple[object, object]] | None = None,
+    ) -> None:
+        super().__init__(what, advice)
+        self.differences = differences or {}
+
+
+class TopicOverlap(TopicError):
+    """The name lies inside another topic, or another topic lies inside it."""
+
+    exit_code = 4
+
+
+class DurabilityUnavailable(TopicError):
+    """The topic demands a durability that its site does not give."""
+
+    exit_code = 4
+
+
+class IndexUnavailable(SkerryError):
+    """The index is a good one, but the log has no event there for you."""
+
+    exit_code = 3
+
+
+class AgedOut(IndexUnavailable):
+    """The event was there once. `first` is the first index still kept."""
+
+    def __init__(self, what: str, advice: str = "", first: int = 0) -> None:
+        super().__init__(what, advice)
+        self.first = first
+
+
+class NotYet(IndexUnavailable):
+    """No event has this index yet. `latest` is the newest one."""
+
+    def __init__(self, what: str, advice: str = "", latest: int = 0) -> None:
+        super().__init__(what, advice)
+        self.latest = latest
+
+
+class SubscriptionError(SkerryError):
+    """A durable subscription exists with other settings, or was removed under its reader."""
+
+    exit_code = 4
+
+
+class AccessDenied(SkerryError):
+    """The engine refused the credentials, or this user may not do that."""
+
+    exit_code = 6
+
+
+class StorageFull(SkerryError):
+    """The site has no room for the event. It was not stored."""
+
+    exit_code = 7
+
+
+class Unavailable(SkerryError):
+    """The site could not be reached, or did not answer, within the time limit."""
+
+    exit_code = 5
+
+
+class OutcomeUnknown(Unavailable):
+    """A publish was sent and not answered in time: it may or may not be in the log.
+
+    Publishing again with the same `id` within the topic's duplicate window adds nothing twice.
+    """
+
+
+class PublishFailed(SkerryError):
+    """A publisher had events that were not acknowledged; `first` is the first one's error."""
+
+    def __init__(
+        self, what: str, advice: str = "", count: int = 0, first: Exception | None = None
+    ) -> None:
+        super().__init__(what, advice)
+        self.count = count
+        self.first = first
+
+
+class EngineError(SkerryError):
+    """The engine's binary or process."""
+
+    exit_code = 8
+
+
+class EngineMissing(EngineError):
+    """No nats-server binary was found, or it cannot be executed."""
+
+
+class EngineTooOld(EngineError):
+    """The nats-server is older than Skerry needs."""
+
+
+class EngineUnfit(EngineError):
+    """The engine at the given address lacks something that Skerry needs."""
+
+
+class EngineFailed(EngineError):
+    """The engine does not start, or keeps dying."""
+
+
+class PortTaken(EngineError):
+    """Another process listens on a port that was asked for."""
+
+
+class FolderError(SkerryError):
+    """The data folder."""
+
+    exit_code = 9
+
+
+class FolderLocked(FolderError):
+    """Another process uses the folder; `pid` is its process id where known."""
+
+    def __init__(self, what: str, advice: str = "", pid: int | None = None) -> None:
+        super().__init__(what, advice)
+        self.pid = pid
+
+
+class FolderUnwritable(FolderError):
+    """The folder cannot be made or written."""
+
+
+class FolderTooNew(FolderError):
+    """A newer Skerry or engine wrote the folder."""
+
+
+class FolderCorrupt(FolderError):
+    """Something in the folder cannot be read, or a topic in it was not recovered."""

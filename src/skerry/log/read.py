@@ -1,0 +1,183 @@
+"""Read a log by index: one event, the latest index, a range."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from skerry.engine.jetstream import CONSUMER_NOT_FOUND, ApiError, JetStream
+from skerry.errors import AgedOut, BadIndex, NotYet, SubscriptionError
+from skerry.log.follow import Start, Subscription
+from skerry.log.topics import unknown_topic
+from skerry.model.event import Event, parse_headers
+from skerry.model.names import (
+    check_subscription,
+    check_topic,
+    is_within,
+    stored_subject,
+    stream_of,
+    topic_of_stream,
+    write_subject,
+)
+from skerry.model.quantities import check_index
+
+_META = (b"Nats-Stream:", b"Nats-Subject:", b"Nats-Sequence:", b"Nats-Time-Stamp:")
+
+
+class Reader:
+    """Reads the logs of one site."""
+
+    def __init__(self, jetstream: JetStream, site: str) -> None:
+        self._jetstream = jetstream
+        self._site = site
+        self._owners: dict[str, str] = {}
+
+    async def owner(self, topic: str) -> str:
+        """The topic whose log holds `topic`: itself, or the one that it is a sub-topic of."""
+        check_topic(topic)
+        if topic not in self._owners:
+            streams = await self._jetstream.stream_names(write_subject(self._site, topic))
+            name = next(filter(None, map(topic_of_stream, streams)), None)
+            if name is None:
+                raise unknown_topic(topic)
+            self._owners[topic] = name
+        return self._owners[topic]
+
+    async def bounds(self, topic: str) -> tuple[str, int, int]:
+        """The owner of the log, the first kept index and the latest index of the whole log."""
+        owner = await self.owner(topic)
+        info = await self._jetstream.stream(stream_of(owner))
+        if info is None:  # deleted since; perhaps another topic holds it now
+            del self._owners[topic]
+            owner = await self.owner(topic)
+            info = await self._jetstream.stream(stream_of(owner))
+        if info is None:
+            raise unknown_topic(topic)
+        return owner, max(info["state"]["first_seq"], 1), info["state"]["last_seq"]
+
+    async def latest_index(self, topic: str) -> int:
+        """The index of the newest event of `topic`; 0 if it has none."""
+        owner, _, latest = await self.bounds(topic)
+        if owner == topic:
+            return latest
+        subject = stored_subject(topic)
+        found = [await self._direct(owner, {"last_by_subj": s}) for s in (subject, f"{subject}.>")]
+        return max((event.index for event in found if event), default=0)
+
+    async def get(self, topic: str, index: int) -> Event:
+        """The event with `index`."""
+        wanted = check_index(index)
+        owner = await self.owner(topic)
+        event = await self._direct(owner, {"seq": wanted})
+        if event is None:
+            _, first, latest = await self.bounds(topic)
+            raise _missing(topic, wanted, first, latest)
+        if not is_within(event.topic, topic):
+            raise BadIndex(
+                f"the event with index {wanted} is of {event.topic}, not of {topic}",
+                f"Both share the log of {owner}; read {topic} to see its own indexes.",
+            )
+        return event
+
+    async def read(
+        self, topic: str, from_index: int | None = None, to_index: int | None = None
+    ) -> AsyncIterator[Event]:
+        """Events from `from_index` (default: the first kept) to `to_index` (default: the latest
+        now), both included."""
+        start = None if from_index is None else check_index(from_index, "from")
+        end = None if to_index is None else check_index(to_index, "to")
+        if start is not None and end is not None and end < start:
+            raise BadIndex(f"the range from {start} to {end} runs backwards")
+        owner, first, latest = await self.bounds(topic)
+        if start is not None and (start < first or start > latest):
+            raise _missing(topic, start, first, latest)
+        if end is not None and end > latest:
+            raise _missing(topic, end, first, latest)
+        start, end = start or first, end or latest
+        if start > end:
+            return
+        subscription = Subscription(self._jetstream, owner, topic, Start(index=start))
+        async with await subscription.open(), aclosing(subscription.drain(end)) as events:
+            async for event in events:
+                yield event
+
+    async def subscribe(
+        self,
+        topic: str,
+        *,
+        from_index: int | None = None,
+        from_time: datetime | None = None,
+        durable: str | None = None,
+        **options: Any,
+    ) -> Subscription:
+        """Follow `topic`; see `Subscription`."""
+        if from_index is not None and from_time is not None:
+            raise BadIndex("a subscription begins at an index or at a time, not at both")
+        owner, first, latest = await self.bounds(topic)
+        if from_index is not None:
+            from_index = check_index(from_index, "from_index")
+            exists = durable and await self._jetstream.consumer(stream_of(owner), durable)
+            if not exists and not first <= from_index <= latest + 1:
+                raise _missing(topic, from_index, first, latest)
+        start = Start(from_index, from_time)
+        return await Subscription(
+            self._jetstream, owner, topic, start, durable=durable, **options
+        ).open()
+
+    async def unsubscribe(self, topic: str, durable: str) -> None:
+        """Remove a durable subscription for good."""
+        owner = await self.owner(topic)
+        try:
+            await self._jetstream.call(
+                f"CONSUMER.DELETE.{stream_of(owner)}.{check_subscription(durable)}"
+            )
+        except ApiError as error:
+            if error.code != CONSUMER_NOT_FOUND:
+                raise
+            raise SubscriptionError(
+                f"{topic} has no durable subscription {durable!r}", "It may be removed already."
+            ) from None
+
+    async def _direct(self, owner: str, body: dict[str, Any]) -> Event | None:
+        reply = await self._jetstream.ask(
+            f"$JS.API.DIRECT.GET.{stream_of(owner)}", msgspec.json.encode(body), recovering=False
+        )
+        if reply.status == 404:
+            return None
+        if reply.status:  # 503: the stream is gone
+            self._owners = {t: o for t, o in self._owners.items() if o != owner}
+            raise unknown_topic(owner)
+        return _stored(reply.head, reply.data)
+
+
+def _stored(head: bytes, data: bytes) -> Event:
+    """An event as direct get answers it: its place stands in the headers."""
+    fields = parse_headers(head)
+    own = [line for line in head.split(b"\r\n") if line and not line.startswith(_META)]
+    time = fields["Nats-Time-Stamp"]
+    whole, _, fraction = time.rstrip("Z").partition(".")
+    seconds = int(datetime.fromisoformat(whole + "+00:00").timestamp())
+    return Event(
+        fields["Nats-Subject"].encode(),
+        int(fields["Nats-Sequence"]),
+        seconds * 1_000_000_000 + int(fraction.ljust(9, "0") or 0),
+        b"\r\n".join(own),
+        data,
+    )
+
+
+def _missing(topic: str, index: int, first: int, latest: int) -> AgedOut | NotYet:
+    if index > latest:
+        return NotYet(
+            f"{topic} has no event {index} yet; the latest index is {latest}",
+            f"Subscribe from index {latest + 1} to wait for it.",
+            latest,
+        )
+    if index < first:
+        what = f"event {index} of {topic} aged out; the first kept index is {first}"
+        return AgedOut(what, f"Read from index {first}." if first <= latest else "", first)
+    return AgedOut(f"event {index} of {topic} is over: its lifespan ended", "", first)

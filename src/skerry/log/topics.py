@@ -1,0 +1,199 @@
+"""Topics as streams: create, show, list, change, delete.
+
+A topic owns its name and every name below it: `sensors` holds the events of `sensors/roof` too,
+in one log with one index, and each sub-topic can be read alone. So no topic may lie inside another.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from skerry.config import DUPLICATE_WINDOW
+from skerry.engine.jetstream import (
+    STREAM_EXISTS,
+    STREAM_NOT_FOUND,
+    SUBJECTS_OVERLAP,
+    ApiError,
+    JetStream,
+)
+from skerry.errors import (
+    DurabilityUnavailable,
+    EngineUnfit,
+    TopicExists,
+    TopicOverlap,
+    UnknownTopic,
+)
+from skerry.model.names import (
+    check_topic,
+    is_within,
+    stream_of,
+    topic_of_stream,
+    write_subject,
+)
+from skerry.model.topic import Durability, Topic, TopicSettings
+
+NANO = 1_000_000_000
+_DURABILITY = "skerry.durability"
+_HOME = "skerry.home"
+
+
+class Topics:
+    """The topics whose home is one site."""
+
+    def __init__(self, jetstream: JetStream, site: str, durability: Durability = "process") -> None:
+        self._jetstream = jetstream
+        self._site = site
+        self._durability = durability
+
+    async def create(self, name: str, settings: TopicSettings) -> Topic:
+        """Create a topic; a second creation with the same settings finds the first."""
+        check_topic(name)
+        self._check_durability(settings.check())
+        config = stream_config(self._site, name, settings)
+        try:
+            return topic_of(await self._jetstream.call(f"STREAM.CREATE.{stream_of(name)}", config))
+        except ApiError as error:
+            if error.code == SUBJECTS_OVERLAP:
+                raise await self._overlap(name) from None
+            if error.code != STREAM_EXISTS:
+                raise
+        existing = await self.show(name)
+        differences = existing.settings.differences(settings)
+        if differences:
+            raise TopicExists(
+                f"topic {name} exists with other settings: "
+                + "; ".join(f"{k} is {a}, not {b}" for k, (a, b) in differences.items()),
+                f"Change it with `skerry topic set {name}`, or create it with the same settings.",
+                differences,
+            )
+        return existing
+
+    async def show(self, name: str) -> Topic:
+        """One topic as it is now."""
+        check_topic(name)
+        info = await self._jetstream.stream(stream_of(name))
+        if info is None:
+            raise await self._unknown(name)
+        return topic_of(info)
+
+    async def list(self) -> list[Topic]:
+        """All topics, by name."""
+        infos = await self._jetstream.streams()
+        topics = [topic_of(i) for i in infos if topic_of_stream(i["config"]["name"])]
+        return sorted(topics, key=lambda topic: topic.name)
+
+    async def change(self, name: str, changes: dict[str, Any]) -> Topic:
+        """Change some settings of a topic. Lower limits age out the oldest events at once."""
+        topic = await self.show(name)
+        settings = msgspec.structs.replace(topic.settings, **changes).check()
+        self._check_durability(settings)
+        config = stream_config(self._site, name, settings)
+        return topic_of(await self._jetstream.call(f"STREAM.UPDATE.{stream_of(name)}", config))
+
+    async def delete(self, name: str) -> None:
+        """Delete a topic with all its events and subscriptions."""
+        check_topic(name)
+        try:
+            await self._jetstream.call(f"STREAM.DELETE.{stream_of(name)}")
+        except ApiError as error:
+            if error.code == STREAM_NOT_FOUND:
+                raise await self._unknown(name) from None
+            raise
+
+    def _check_durability(self, settings: TopicSettings) -> None:
+        if settings.durability == "power" and self._durability != "power":
+            raise DurabilityUnavailable(
+                f"the topic demands durability 'power', and site {self._site} gives 'process'",
+                "Start the site with `skerry up --durability power`, or create the topic without.",
+            )
+
+    async def _unknown(self, name: str) -> UnknownTopic:
+        owners = await self._jetstream.stream_names(write_subject(self._site, name))
+        if owner := next(filter(None, map(topic_of_stream, owners)), None):
+            return UnknownTopic(
+                f"{name} is a sub-topic of {owner}, not a topic of its own",
+                f"Its settings are those of {owner}.",
+            )
+        return unknown_topic(name)
+
+    async def _overlap(self, name: str) -> TopicOverlap:
+        for other in filter(None, map(topic_of_stream, await self._jetstream.stream_names())):
+            if is_within(name, other):
+                return TopicOverlap(
+                    f"{name} is already a sub-topic of {other} and shares its log",
+                    f"Publish to {name} as it is; to give it a log of its own, delete {other}.",
+                )
+            if is_within(other, name):
+                return TopicOverlap(
+                    f"{name} would take in the existing topic {other}",
+                    f"Choose another name, or delete {other} first.",
+                )
+        return TopicOverlap(f"a stream on the engine that is no topic takes the subjects of {name}")
+
+
+def unknown_topic(name: str) -> UnknownTopic:
+    """The error for a topic that is not there."""
+    return UnknownTopic(
+        f"there is no topic {name}", f"Create it with `skerry topic create {name.split('/')[0]}`."
+    )
+
+
+def stream_config(site: str, name: str, settings: TopicSettings) -> dict[str, Any]:
+    """The stream that keeps the log of topic `name` with its home at `site`."""
+    subject = write_subject(site, name)
+    window = min(DUPLICATE_WINDOW, settings.max_age or DUPLICATE_WINDOW)
+    return {
+        "name": stream_of(name),
+        "subjects": [subject, f"{subject}.>"],
+        "subject_transform": {"src": f"s.{site}.>", "dest": "e.>"},
+        "republish": {"src": "e.>", "dest": "t.>"},
+        "storage": "file",
+        "retention": "limits",
+        "discard": "old",
+        "num_replicas": 1,
+        "max_consumers": -1,
+        "max_msgs": settings.max_events or -1,
+        "max_bytes": settings.max_bytes or -1,
+        "max_age": int((settings.max_age or 0) * NANO),
+        "max_msg_size": settings.max_event_bytes or -1,
+        "duplicate_window": int(window * NANO),
+        "allow_direct": True,
+        "allow_msg_ttl": True,
+        "metadata": {_HOME: site, _DURABILITY: settings.durability},
+    }
+
+
+def topic_of(info: dict[str, Any]) -> Topic:
+    """A topic from what the engine says of its stream."""
+    config, state = info["config"], info["state"]
+    name = topic_of_stream(config["name"])
+    metadata = config.get("metadata", {})
+    if name is None or _HOME not in metadata:
+        raise EngineUnfit(
+            f"the stream {config['name']} was not made by Skerry", "Rename or remove it."
+        )
+    settings = TopicSettings(
+        max_events=_limit(config["max_msgs"]),
+        max_bytes=_limit(config["max_bytes"]),
+        max_age=config["max_age"] / NANO if config["max_age"] else None,
+        max_event_bytes=_limit(config.get("max_msg_size", -1)),
+        durability=metadata.get(_DURABILITY, "process"),
+    )
+    return Topic(
+        name=name,
+        home=metadata[_HOME],
+        settings=settings,
+        created=datetime.fromisoformat(info["created"]),
+        events=state["messages"],
+        bytes=state["bytes"],
+        first_index=max(state["first_seq"], 1),
+        latest_index=state["last_seq"],
+        subscriptions=state.get("consumer_count", 0),
+    )
+
+
+def _limit(value: int) -> int | None:
+    return value if value > 0 else None

@@ -1,0 +1,1 @@
+"""The nouns: topic names and settings, events, quantities. Pure; no I/O."""

@@ -1,0 +1,130 @@
+"""Topic names, and what the engine calls them.
+
+A topic name is a path of plain tokens, `building/soda/410`. The mapping to the engine is
+one-to-one, so that a name can be read back from a subject or a stream:
+
+    topic            building/soda/410
+    stored subject   e.building.soda.410        the same wherever the topic lives
+    write subject    s.<site>.building.soda.410 SDK and agents
+    plain publish    p.building.soda.410        MQTT: p/building/soda/410
+    delivery         t.building.soda.410        MQTT: t/building/soda/410
+    stream           t~building~soda~410
+
+A token holds letters, digits, `_` and `-`. That leaves out what means something to the engine
+(`. * > $`), to MQTT (`+ #`), to file systems and to shells, and it leaves `~` free to join the
+tokens of a stream's name.
+"""
+
+from __future__ import annotations
+
+import re
+
+from skerry.errors import BadName
+
+MAX_LENGTH = 180
+"""Characters. A stream's name becomes a folder's name, which file systems limit to 255 bytes."""
+
+MAX_DEPTH = 16
+"""Tokens. MQTT and NATS take more; nobody reads more."""
+
+STREAM_PREFIX = "t~"
+
+_TOKEN = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
+
+
+def check_topic(name: str) -> str:
+    """Return `name` if it is a good topic name; else raise `BadName` with the reason."""
+    if not isinstance(name, str):
+        raise BadName(f"a topic name is text, not {type(name).__name__}")
+    if not name:
+        raise BadName("a topic name is empty", "Name it with a path such as sensors/roof/temp.")
+    if len(name) > MAX_LENGTH:
+        raise BadName(
+            f"the topic name has {len(name)} characters, {MAX_LENGTH} at most are taken",
+            "Shorten its tokens.",
+        )
+    tokens = name.split("/")
+    if len(tokens) > MAX_DEPTH:
+        raise BadName(f"the topic name has {len(tokens)} levels, {MAX_DEPTH} at most are taken")
+    for token in tokens:
+        _check_token(name, token)
+    if name[0] == "_":
+        raise BadName(
+            f"the topic name {name!r} is reserved: names that begin with _ are Skerry's own",
+            "Begin it with a letter or a digit.",
+        )
+    return name
+
+
+def check_subscription(name: str) -> str:
+    """Return `name` if a durable subscription can have it; else raise `BadName`."""
+    if not isinstance(name, str) or not _TOKEN.fullmatch(name) or len(name) > 64:
+        raise BadName(
+            f"{name!r} cannot name a durable subscription",
+            "Use 1 to 64 letters, digits, _ or -.",
+        )
+    return name
+
+
+def check_site(name: str) -> str:
+    """Return `name` if a site can have it; else raise `BadName`."""
+    if not isinstance(name, str) or not _TOKEN.fullmatch(name) or len(name) > 32:
+        raise BadName(f"{name!r} cannot name a site", "Use 1 to 32 letters, digits, _ or -.")
+    return name
+
+
+def write_subject(site: str, topic: str) -> str:
+    """The subject that the SDK publishes `topic` on when its home is `site`."""
+    return f"s.{site}.{topic.replace('/', '.')}"
+
+
+def stored_subject(topic: str) -> str:
+    """The subject that an event of `topic` has inside a log."""
+    return "e." + topic.replace("/", ".")
+
+
+def topic_of_subject(subject: str) -> str:
+    """The topic of a stored, delivery or plain subject (`e.`, `t.`, `p.`)."""
+    return subject[2:].replace(".", "/")
+
+
+def stream_of(topic: str) -> str:
+    """The name of the stream that holds the log of `topic`."""
+    return STREAM_PREFIX + topic.replace("/", "~")
+
+
+def topic_of_stream(stream: str) -> str | None:
+    """The topic whose log `stream` is, or None if it is not a topic's."""
+    if not stream.startswith(STREAM_PREFIX):
+        return None
+    return stream[len(STREAM_PREFIX) :].replace("~", "/")
+
+
+def is_within(topic: str, parent: str) -> bool:
+    """Whether `topic` is `parent` or one of its sub-topics."""
+    return topic == parent or topic.startswith(parent + "/")
+
+
+def _check_token(name: str, token: str) -> None:
+    if _TOKEN.fullmatch(token):
+        return
+    if token == "":
+        raise BadName(
+            f"the topic name {name!r} has an empty level",
+            "Write it without a leading, trailing or double slash.",
+        )
+    bad = next(c for c in token if not _TOKEN.fullmatch(c))
+    if bad in "*>+#":
+        raise BadName(
+            f"the topic name {name!r} holds the wildcard {bad!r}",
+            "Name one topic; reading a topic also reads its sub-topics.",
+        )
+    if bad.isprintable():
+        raise BadName(
+            f"the topic name {name!r} holds {bad!r}",
+            "Tokens hold letters, digits, _ and -, with / between them.",
+        )
+    raise BadName(
+        f"the topic name {name!r} holds the control character U+{ord(bad):04X}",
+        "Tokens hold letters, digits, _ and -, with / between them.",
+    )

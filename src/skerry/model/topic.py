@@ -1,0 +1,79 @@
+"""What a topic is set to, and what is known of it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+from skerry.errors import BadSetting
+
+Durability = Literal["process", "power"]
+
+MIN_AGE = 60.0
+"""Seconds. A log forgets the ids of aged-out events, and a retried publish needs them."""
+
+
+class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a topic's log is kept. `None` means no limit of that kind.
+
+    When a limit is reached the oldest events age out; publishing never stops for it.
+    """
+
+    max_events: int | None = None
+    """Keep at most so many events."""
+    max_bytes: int | None = None
+    """Keep at most so many bytes, payloads, headers and the engine's own few bytes an event."""
+    max_age: float | None = None
+    """Keep an event for at most so many seconds (60 or more; see `lifespan` for less)."""
+    max_event_bytes: int | None = None
+    """Refuse an event whose payload and headers together are larger."""
+    durability: Durability = "process"
+    """`process`: an acknowledged event survives kill -9. `power`: it also survives a power cut;
+    only a site that runs with durability `power` takes such a topic."""
+
+    def check(self) -> TopicSettings:
+        """Return self if every value is in range; else raise `BadSetting`."""
+        for name in ("max_events", "max_bytes", "max_event_bytes"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise BadSetting(f"{name} is a whole number of 1 or more, not {value!r}")
+        if self.max_age is not None and not self.max_age >= MIN_AGE:
+            raise BadSetting(
+                f"max_age is {MIN_AGE:.0f} seconds or more, not {self.max_age!r}",
+                "For shorter-lived events publish them with lifespan=….",
+            )
+        if self.durability not in ("process", "power"):
+            raise BadSetting(f"durability is 'process' or 'power', not {self.durability!r}")
+        if self.max_bytes and self.max_event_bytes and self.max_event_bytes > self.max_bytes:
+            raise BadSetting("max_event_bytes is larger than max_bytes")
+        return self
+
+    def differences(self, other: TopicSettings) -> dict[str, tuple[object, object]]:
+        """Each setting that differs: name → (this one's, the other's)."""
+        return {
+            name: (getattr(self, name), getattr(other, name))
+            for name in self.__struct_fields__
+            if getattr(self, name) != getattr(other, name)
+        }
+
+
+class Topic(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic as it was when asked for."""
+
+    name: str
+    home: str
+    settings: TopicSettings
+    created: datetime
+    events: int
+    """How many events the log holds now."""
+    bytes: int
+    first_index: int
+    """The first index still kept; `latest_index + 1` when the log is empty."""
+    latest_index: int
+    """The index of the newest event ever stored; 0 before the first."""
+    subscriptions: int
+    """Consumers of the log at this moment, durable and live."""

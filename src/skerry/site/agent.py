@@ -1,0 +1,323 @@
+"""One site: its data folder, its engine and the services beside it, as one thing with a life."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from typing import Self
+
+import msgspec
+import psutil
+
+from skerry.config import ClientSettings, SiteSettings
+from skerry.engine.address import Address
+from skerry.engine.binary import check_version, find_binary, parse_version
+from skerry.engine.conf import Ports, write_conf
+from skerry.engine.folder import Folder
+from skerry.engine.jetstream import JetStream
+from skerry.engine.process import Engine, check_port, free_port
+from skerry.engine.wire import Connection
+from skerry.errors import (
+    BadSetting,
+    DurabilityUnavailable,
+    EngineFailed,
+    EngineUnfit,
+    FolderCorrupt,
+    SkerryError,
+)
+from skerry.log.topics import Topics
+from skerry.model.control import SiteStatus, TopicName, TopicRequest
+from skerry.model.names import check_site, topic_of_stream
+from skerry.model.topic import Topic, TopicSettings
+from skerry.site.control import Control
+from skerry.site.mqtt import prepare_mqtt
+
+log = logging.getLogger("skerry.site")
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class Site:
+    """A running site: `async with Site(settings) as site`.
+
+    With `engine` it uses an engine that the user runs, at that address, instead of its own.
+    """
+
+    def __init__(self, settings: SiteSettings, engine: str | None = None) -> None:
+        self.settings = settings
+        self.address: Address
+        self.ports = Ports(settings.port, settings.mqtt_port, settings.websocket_port)
+        self._external = engine
+        self._engine: Engine | None = None
+        self._folder: Folder | None = None
+        self._connection: Connection | None = None
+        self._control: Control | None = None
+        self._hang_watch: asyncio.Task[None] | None = None
+        self._own_streams = 0
+        self._started = time.monotonic()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    @property
+    def engine(self) -> Engine:
+        """The supervised engine; only a site with its own engine has one."""
+        if self._engine is None:
+            raise BadSetting("this site uses an engine that somebody else runs")
+        return self._engine
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the agent is connected to its engine."""
+        return self._connection is not None and self._connection.is_up
+
+    async def close(self) -> None:
+        """Stop serving, stop the engine in order, free the folder."""
+        if self._hang_watch is not None:
+            self._hang_watch.cancel()
+            await asyncio.gather(self._hang_watch, return_exceptions=True)
+        if self._control is not None:
+            await self._control.close()
+        if self._connection is not None:
+            await self._connection.close()
+        if self._engine is not None:
+            await self._engine.stop()
+        if self._folder is not None:
+            self._folder.close()
+            self._folder = None
+
+    async def status(self) -> SiteStatus:
+        """How the site is now."""
+        assert self._connection is not None
+        info = await JetStream(self._connection).call("INFO")
+        engine_pid = self._engine.pid if self._engine else None
+        memory = 0
+        for pid in filter(None, (engine_pid, os.getpid())):
+            with contextlib.suppress(psutil.Error):
+                memory += psutil.Process(pid).memory_info().rss
+        return SiteStatus(
+            site=self.settings.site,
+            address=str(self.address),
+            data=str(self.settings.data),
+            durability=self.settings.durability,
+            engine=self._connection.info.version,
+            engine_pid=engine_pid,
+            agent_pid=os.getpid(),
+            restarts=self._engine.restarts if self._engine else 0,
+            uptime=time.monotonic() - self._started,
+            topics=info["streams"] - self._own_streams,
+            subscriptions=info["consumers"],
+            stored_bytes=info["storage"],
+            memory_bytes=memory,
+            mqtt_port=self.ports.mqtt,
+            websocket_port=self.ports.websocket,
+        )
+
+    async def _start(self) -> None:
+        settings = self.settings
+        check_site(settings.site)
+        self._check_exposure()
+        if self._external is None:
+            await self._start_engine()
+        else:
+            await self._use_engine(self._external)
+        connection = self._connection
+        assert connection is not None
+        jetstream = JetStream(connection)
+        topics = Topics(jetstream, settings.site, settings.durability)
+        await self._check_recovered(jetstream, topics)
+        if self.ports.mqtt is not None:
+            await prepare_mqtt(jetstream)
+        names = await jetstream.stream_names()
+        self._own_streams = sum(1 for name in names if topic_of_stream(name) is None)
+        self._control = Control(connection, settings.site)
+        self._serve(self._control, topics)
+        if self._engine is not None:
+            self._engine.watch()
+            self._hang_watch = asyncio.create_task(self._watch_hang(self._engine, connection))
+
+    def _serve(self, control: Control, topics: Topics) -> None:
+        async def status(data: bytes) -> SiteStatus:
+            return await self.status()
+
+        async def create(data: bytes) -> Topic:
+            request = msgspec.json.decode(data, type=TopicRequest)
+            return await topics.create(request.name, _settings(request))
+
+        async def change(data: bytes) -> Topic:
+            request = msgspec.json.decode(data, type=TopicRequest)
+            _settings(request)
+            return await topics.change(request.name, request.settings)
+
+        async def delete(data: bytes) -> None:
+            await topics.delete(msgspec.json.decode(data, type=TopicName).name)
+
+        control.serve("open.status", status)
+        control.serve("open.topic.create", create)
+        control.serve("admin.topic.set", change)
+        control.serve("admin.topic.delete", delete)
+
+    def _check_exposure(self) -> None:
+        settings = self.settings
+        if (settings.tls_cert is None) != (settings.tls_key is None):
+            raise BadSetting(
+                "TLS needs both a certificate and a key", "Give --tls-cert and --tls-key."
+            )
+        for file in (settings.tls_cert, settings.tls_key):
+            if file is not None and not os.access(file, os.R_OK):
+                raise BadSetting(f"the TLS file {file} cannot be read")
+        if settings.host not in _LOOPBACK and settings.tls_cert is None and not settings.insecure:
+            raise BadSetting(
+                f"listening on {settings.host} without TLS would send passwords in the clear",
+                "Give --tls-cert and --tls-key, or force it with --insecure.",
+            )
+
+    async def _start_engine(self) -> None:
+        settings = self.settings
+        binary, version = find_binary()
+        self._folder = Folder.open(settings.data, settings.site, version)
+        self.ports = Ports(
+            _port(settings.host, settings.port, "--port"),
+            _maybe_port(settings.host, settings.mqtt_port, "--mqtt"),
+            _maybe_port(settings.host, settings.websocket_port, "--websocket"),
+        )
+        conf = write_conf(self._folder, settings, self.ports)
+        self.address = Address.load(self._folder.credentials / "admin.json")
+        self._engine = Engine(binary, conf, self._folder)
+        self._engine.start()
+        self._connection = await _first_connection(self.address, self._engine)
+
+    async def _use_engine(self, url: str) -> None:
+        settings = self.settings
+        self.address = msgspec.structs.replace(Address.parse(url), site=settings.site)
+        self._connection = await Connection.open(self.address, ClientSettings(timeout=10), "agent")
+        info = self._connection.info
+        version = check_version(parse_version(info.version), str(self.address))
+        if not info.jetstream:
+            raise EngineUnfit(
+                f"the engine at {self.address} has JetStream off",
+                "Start it with `nats-server -js`.",
+            )
+        await self._check_rights(self._connection)
+        self._folder = Folder.open(settings.data, settings.site, version)
+        self._folder.credentials.mkdir(mode=0o700, exist_ok=True)
+        for user in ("admin", "sdk"):
+            self.address.save(self._folder.credentials / f"{user}.json")
+
+    async def _check_rights(self, connection: Connection) -> None:
+        """Use what we need once, and clean up: storing, transforming, mapping plain publishes."""
+        site = self.settings.site
+        jetstream = JetStream(connection)
+        topics = Topics(jetstream, site)
+        probe = f"skerry-check-{os.getpid()}"
+        mapped = asyncio.Event()
+        sid = connection.subscribe(f"t.{probe}", lambda *_: mapped.set())
+        try:
+            await topics.create(probe, TopicSettings(max_events=1))
+            connection.publish(f"p.{probe}", b"?")
+            async with asyncio.timeout(2):
+                await mapped.wait()
+        except TimeoutError:
+            log.warning(
+                "plain clients cannot publish here: the engine lacks the account's subject mapping "
+                '`mappings: {"p.>": "s.%s.>"}`',
+                site,
+            )
+        except SkerryError as error:
+            raise EngineUnfit(
+                f"the engine at {connection.address} does not let us make a topic: {error.what}",
+                "Give the user the rights of an account's administrator.",
+            ) from None
+        finally:
+            connection.unsubscribe(sid)
+            with contextlib.suppress(SkerryError):
+                await topics.delete(probe)
+
+    async def _check_recovered(self, jetstream: JetStream, topics: Topics) -> None:
+        """Every log on disk must be there, and nobody's demand for `power` be broken."""
+        if self._folder is not None and self._engine is not None:
+            stored = self._folder.stored_streams()
+            lost = stored.keys() - set(await jetstream.stream_names())
+            if lost:
+                names = ", ".join(sorted(topic_of_stream(name) or name for name in lost))
+                where = ", ".join(str(stored[name]) for name in sorted(lost))
+                raise FolderCorrupt(
+                    f"the engine could not recover {names}: {where} is damaged",
+                    "Restore it from a backup, or move it away to start without it. "
+                    f"The reason is in {self._engine.log_path}.",
+                )
+        if self.settings.durability == "process":
+            strict = [t.name for t in await topics.list() if t.settings.durability == "power"]
+            if strict:
+                raise DurabilityUnavailable(
+                    f"{', '.join(strict[:5])} demand durability 'power'; this site gives 'process'",
+                    "Start it with --durability power.",
+                )
+
+    async def _watch_hang(self, engine: Engine, connection: Connection) -> None:
+        """Kill an engine that takes connections and says nothing: it is frozen or stuck. One that
+        refuses them is starting, however long its recovery takes."""
+        while True:
+            await asyncio.sleep(0.5)
+            down = connection.down_since
+            if (
+                down is not None
+                and connection.now() - down > self.settings.hang_timeout
+                and connection.last_fault == "no answer"
+                and engine.pid is not None
+            ):
+                log.error("the engine is silent for %.0f s; killing it", connection.now() - down)
+                engine.kill()
+                await connection.wait_up(connection.now() + 3600)
+
+
+def _settings(request: TopicRequest) -> TopicSettings:
+    try:
+        return msgspec.convert(request.settings, TopicSettings, strict=True)
+    except msgspec.ValidationError as error:
+        raise BadSetting(f"the settings of {request.name} are wrong: {error}") from None
+
+
+def _maybe_port(host: str, port: int | None, option: str) -> int | None:
+    return None if port is None else _port(host, port, option)
+
+
+def _port(host: str, port: int, option: str) -> int:
+    if port == 0:
+        return free_port(host)
+    if not 0 < port < 65536:
+        raise BadSetting(f"a port is 0 to 65535, not {port}")
+    check_port(host, port, option)
+    return port
+
+
+async def _first_connection(address: Address, engine: Engine) -> Connection:
+    """Connect to an engine that was just started; say why if it died instead."""
+    opening = asyncio.create_task(
+        Connection.open(address, ClientSettings(timeout=110, reconnect_most=0.1), "agent")
+    )
+    try:
+        while not opening.done():
+            await asyncio.wait({opening}, timeout=0.05)
+            if not opening.done() and (death := engine.death()):
+                raise death
+        return opening.result()
+    except SkerryError as error:
+        if isinstance(error, EngineFailed) or engine.death() is None:
+            raise
+        raise engine.death() or error from None
+    finally:
+        if not opening.done():
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)

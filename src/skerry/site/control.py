@@ -1,0 +1,68 @@
+"""The agent's services: what a client asks the site to decide (see `skerry.model.control`)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from skerry import errors
+from skerry.engine.wire import Connection, Down
+from skerry.errors import SkerryError
+from skerry.model.control import Answer, Fault
+
+log = logging.getLogger("skerry.site")
+
+Service = Callable[[bytes], Awaitable[object]]
+
+
+class Control:
+    """Serves requests on one connection."""
+
+    def __init__(self, connection: Connection, site: str) -> None:
+        self._connection = connection
+        self._prefix = f"_sk.{site}."
+        self._services: dict[str, Service] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        connection.subscribe(self._prefix + ">", self._on_request)
+
+    def serve(self, name: str, service: Service) -> None:
+        """Answer requests to `name` (`open.status`) with what `service` returns."""
+        self._services[name] = service
+
+    async def close(self) -> None:
+        """Stop serving; requests under way are dropped, and their clients ask again."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _on_request(self, subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
+        name = subject.decode()[len(self._prefix) :]
+        if reply:
+            task = asyncio.create_task(self._answer(name, reply.decode(), data))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, name: str, reply: str, data: bytes) -> None:
+        try:
+            service = self._services.get(name)
+            if service is None:
+                raise errors.BadSetting(
+                    f"this site has no service {name}", "Is it of an older version?"
+                )
+            answer = Answer(ok=msgspec.Raw(msgspec.json.encode(await service(data))))
+        except SkerryError as error:
+            answer = Answer(error=Fault(type(error).__name__, error.what, error.advice))
+        except msgspec.DecodeError as error:
+            answer = Answer(error=Fault("BadSetting", f"the request cannot be read: {error}"))
+        except Exception:
+            log.exception("the service %s failed", name)
+            answer = Answer(
+                error=Fault("SkerryError", f"the service {name} failed; see the site's log")
+            )
+        try:
+            self._connection.publish(reply, msgspec.json.encode(answer))
+        except Down:
+            log.warning("the connection was lost before %s was answered", name)
