@@ -20,15 +20,15 @@ import sys
 from pathlib import Path
 
 from skerry.engine.folder import Folder
+from skerry.engine.wire import Listener
 from skerry.errors import EngineFailed, PortTaken
 
 log = logging.getLogger("skerry.engine")
 
 FIRST_PAUSE = 0.05
 MOST_PAUSE = 5.0
-"""Seconds between a death and the next start: doubling from the first to the most."""
-HEALTHY = 10.0
-"""Seconds that an engine must live for the pause to begin anew."""
+"""Seconds between a death and the next start: doubling from the first to the most, and back to
+the first once the engine took a connection."""
 LOG_BYTES = 10 * 1024 * 1024
 STOP_TIME = 10.0
 """Seconds that the engine has to write everything out when asked to stop."""
@@ -57,7 +57,7 @@ def check_port(host: str, port: int, option: str) -> None:
             ) from None
 
 
-class Engine:
+class Engine(Listener):
     """A supervised nats-server."""
 
     def __init__(self, binary: Path, conf: Path, folder: Folder) -> None:
@@ -82,6 +82,10 @@ class Engine:
     def watch(self) -> None:
         """From now on start the engine anew whenever it dies."""
         self._watcher = asyncio.create_task(self._watch())
+
+    def on_up(self) -> None:
+        """It takes connections: the next death is a new one, not one more of a row."""
+        self._pause = FIRST_PAUSE
 
     async def stop(self) -> None:
         """Ask the engine to end, and end it if it does not."""
@@ -164,13 +168,9 @@ class Engine:
         self._folder.note_processes(self._process.pid)
 
     async def _watch(self) -> None:
-        loop = asyncio.get_running_loop()
         while not self._stopping:
             assert self._process is not None
-            started = loop.time()
             code = await _exited(self._process)
-            if loop.time() - started > HEALTHY:
-                self._pause = FIRST_PAUSE
             log.warning("the engine ended with code %s; starting it in %.2f s", code, self._pause)
             await asyncio.sleep(self._pause)
             self._pause = min(self._pause * 2, MOST_PAUSE)

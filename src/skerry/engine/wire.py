@@ -20,7 +20,7 @@ import random
 import secrets
 import ssl
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -64,14 +64,23 @@ class ServerInfo(msgspec.Struct, frozen=True):
     domain: str = ""
 
 
-class Listener(Protocol):
-    """Told what happens to a connection."""
+class Listener:
+    """Told what happens to a connection. Override what matters."""
 
-    def on_up(self) -> None: ...
-    def on_down(self) -> None: ...
-    def on_tick(self, now: float) -> None: ...
-    def on_denied(self, subject: str, error: AccessDenied) -> None: ...
-    def on_closed(self, error: SkerryError) -> None: ...
+    def on_up(self) -> None:
+        """It is back; what is written from now on goes out."""
+
+    def on_down(self) -> None:
+        """It is lost."""
+
+    def on_tick(self, now: float) -> None:
+        """About a second has passed."""
+
+    def on_denied(self, subject: str, error: AccessDenied) -> None:
+        """The engine refused a message to `subject`."""
+
+    def on_closed(self, error: SkerryError) -> None:
+        """It is closed for good."""
 
 
 class Down(Exception):
@@ -157,12 +166,11 @@ class Connection:
 
     def unavailable(self) -> Unavailable:
         """The error to raise when the site was away for too long."""
-        away = self.now() - self.down_since if self.down_since is not None else 0.0
-        what = (
-            f"{self.address} is not reached since {away:.1f} s ({self.last_fault or 'no connection'})"
-            if self.down_since is not None
-            else f"{self.address} is connected but did not answer within {self.settings.timeout:g} s"
-        )
+        if self.down_since is None:
+            what = f"{self.address} is connected but did not answer in time"
+        else:
+            away = self.now() - self.down_since
+            what = f"{self.address} was not reached for {away:.1f} s ({self.last_fault})"
         return Unavailable(what, "Look with `skerry doctor`; is `skerry up` running there?")
 
     # Sending

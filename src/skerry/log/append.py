@@ -24,7 +24,7 @@ from typing import Self
 import msgspec
 
 from skerry.engine.jetstream import error_of
-from skerry.engine.wire import NO_RESPONDERS, Connection, Down
+from skerry.engine.wire import NO_RESPONDERS, Connection, Down, Listener
 from skerry.errors import (
     AccessDenied,
     BadSetting,
@@ -138,7 +138,7 @@ class _InFlight:
         self.topic = topic
 
 
-class Publisher:
+class Publisher(Listener):
     """Publishes to one topic and its sub-topics with many events in flight.
 
     `send` returns as soon as there is room in the window, with a future of the event's index.
@@ -328,9 +328,6 @@ class Publisher:
         """Send again, in order, what was not acknowledged."""
         for entry in self._in_flight.values():
             self._connection.write(entry.frame)
-
-    def on_down(self) -> None:
-        """Nothing to do: what is in flight waits for the connection."""
 
     def on_tick(self, now: float) -> None:
         """Give up what waits for too long. The oldest is first, and none behind it may be stored

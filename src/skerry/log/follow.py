@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from skerry.engine.jetstream import STREAM_NOT_FOUND, ApiError, JetStream
 from skerry.engine.pull import NANO, Pull
-from skerry.engine.wire import Down
+from skerry.engine.wire import Down, Listener
 from skerry.errors import (
     AccessDenied,
     AgedOut,
@@ -61,7 +61,7 @@ class Start:
         return {"deliver_policy": "new"}
 
 
-class Subscription:
+class Subscription(Listener):
     """Events of one topic and its sub-topics, in index order. Iterate over it with `async for`.
 
     It ends only by `close`, by leaving its `async with` block, or by an error: `UnknownTopic` when

@@ -145,6 +145,7 @@ class Site:
         self._serve(self._control, topics)
         if self._engine is not None:
             self._engine.watch()
+            connection.listen(self._engine)
             self._hang_watch = asyncio.create_task(self._watch_hang(self._engine, connection))
 
     def _serve(self, control: Control, topics: Topics) -> None:

@@ -1,0 +1,91 @@
+"""Nothing acknowledged is lost, doubled or out of order when the engine is killed again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections import Counter
+
+from skerry import Client
+from skerry.testing import LocalSite
+from tests.conftest import until
+
+ROUNDS = 22
+PUBLISHERS = 4
+SUBSCRIBERS = 2
+
+
+async def publish_until(
+    stop: asyncio.Event, client: Client, name: str, acks: dict[str, int]
+) -> int:
+    """Publish `name-0`, `name-1`, … without pause; note the index of each; return how many."""
+    count = 0
+    async with client.publisher("crash", window=256) as publisher:
+        while not stop.is_set():
+            text = f"{name}-{count}"
+            ack = await publisher.send(text)
+            ack.add_done_callback(lambda done, text=text: acks.update({text: done.result()}))
+            count += 1
+            if count % 16 == 0:
+                await asyncio.sleep(0.001)
+    return count
+
+
+async def follow(client: Client, durable: str, seen: dict[int, str]) -> None:
+    """Take and acknowledge everything."""
+    async with await client.subscribe("crash", durable=durable, ack_wait=2.0) as subscription:
+        async for event in subscription:
+            seen[event.index] = event.data.decode()
+            subscription.ack(event)
+
+
+async def test_every_acknowledged_event_is_stored_once_in_order_and_delivered() -> None:
+    """22 rounds of SIGKILL at random moments, four publishers, two durable subscribers."""
+    seed = int(os.environ.get("SKERRY_SEED", random.randrange(2**32)))
+    print(f"SKERRY_SEED={seed}")
+    chance = random.Random(seed)
+    acks: dict[str, int] = {}
+    seen: list[dict[int, str]] = [{} for _ in range(SUBSCRIBERS)]
+    stop = asyncio.Event()
+    async with LocalSite() as site, site.connect() as client, site.connect() as reader:
+        await client.create_topic("crash")
+        followers = [
+            asyncio.create_task(follow(reader, f"sub{n}", seen[n])) for n in range(SUBSCRIBERS)
+        ]
+        await until(lambda: _subscribed(client))
+        publishers = [
+            asyncio.create_task(publish_until(stop, client, f"p{n}", acks))
+            for n in range(PUBLISHERS)
+        ]
+        for number in range(ROUNDS):
+            before = len(acks)
+            await until(lambda before=before: len(acks) > before + 200)
+            await asyncio.sleep(chance.uniform(0, 0.2))
+            site.kill_engine()
+            await until(lambda number=number: site.site.engine.restarts == number + 1)
+        before = len(acks)
+        await until(lambda: len(acks) > before)
+        stop.set()
+        sent = sum(await asyncio.gather(*publishers))
+        log = [(event.index, event.data.decode()) async for event in client.read("crash")]
+        await until(lambda: all(len(s) >= len(log) for s in seen), 60)
+        for task in followers:
+            task.cancel()
+        await asyncio.gather(*followers, return_exceptions=True)
+
+    assert len(acks) == sent, "every publish was acknowledged in the end"
+    copies = Counter(text for _, text in log)
+    assert [text for text, n in copies.items() if n > 1] == []
+    assert {text: index for index, text in log} == acks
+    assert [index for index, _ in log] == sorted({index for index, _ in log})
+    for publisher in range(PUBLISHERS):
+        mine = [int(t.split("-")[1]) for _, t in log if t.startswith(f"p{publisher}-")]
+        assert mine == list(range(len(mine))), f"publisher {publisher} is out of order"
+    for subscriber in seen:
+        assert subscriber == dict(log)
+    print(f"{sent} events, {ROUNDS} kills")
+
+
+async def _subscribed(client: Client) -> bool:
+    return (await client.topic("crash")).subscriptions == SUBSCRIBERS
