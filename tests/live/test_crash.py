@@ -1,4 +1,4 @@
-"""Nothing acknowledged is lost, doubled or out of order when the engine is killed again and again."""
+"""Nothing acknowledged is lost, doubled or out of order when the engine is killed repeatedly."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import os
 import random
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 
 from skerry import Client
 from skerry.testing import LocalSite
@@ -23,13 +25,17 @@ async def publish_until(
     count = 0
     async with client.publisher("crash", window=256) as publisher:
         while not stop.is_set():
-            text = f"{name}-{count}"
-            ack = await publisher.send(text)
-            ack.add_done_callback(lambda done, text=text: acks.update({text: done.result()}))
+            ack = await publisher.send(f"{name}-{count}")
+            ack.add_done_callback(partial(note, acks, f"{name}-{count}"))
             count += 1
             if count % 16 == 0:
                 await asyncio.sleep(0.001)
     return count
+
+
+def note(acks: dict[str, int], text: str, done: asyncio.Future[int]) -> None:
+    """Remember the index that `text` was acknowledged with."""
+    acks[text] = done.result()
 
 
 async def follow(client: Client, durable: str, seen: dict[int, str]) -> None:
@@ -59,13 +65,11 @@ async def test_every_acknowledged_event_is_stored_once_in_order_and_delivered() 
             for n in range(PUBLISHERS)
         ]
         for number in range(ROUNDS):
-            before = len(acks)
-            await until(lambda before=before: len(acks) > before + 200)
+            await until(more_than(acks, len(acks) + 200))
             await asyncio.sleep(chance.uniform(0, 0.2))
             site.kill_engine()
-            await until(lambda number=number: site.site.engine.restarts == number + 1)
-        before = len(acks)
-        await until(lambda: len(acks) > before)
+            await until(partial(restarted, site, number + 1))
+        await until(more_than(acks, len(acks)))
         stop.set()
         sent = sum(await asyncio.gather(*publishers))
         log = [(event.index, event.data.decode()) async for event in client.read("crash")]
@@ -85,6 +89,14 @@ async def test_every_acknowledged_event_is_stored_once_in_order_and_delivered() 
     for subscriber in seen:
         assert subscriber == dict(log)
     print(f"{sent} events, {ROUNDS} kills")
+
+
+def more_than(acks: dict[str, int], count: int) -> Callable[[], bool]:
+    return lambda: len(acks) > count
+
+
+def restarted(site: LocalSite, times: int) -> bool:
+    return site.site.engine.restarts == times
 
 
 async def _subscribed(client: Client) -> bool:

@@ -65,21 +65,20 @@ class Reader:
         if owner == topic:
             return latest
         subject = stored_subject(topic)
-        found = [await self._direct(owner, {"last_by_subj": s}) for s in (subject, f"{subject}.>")]
+        found = [await self._direct(topic, {"last_by_subj": s}) for s in (subject, f"{subject}.>")]
         return max((event.index for event in found if event), default=0)
 
     async def get(self, topic: str, index: int) -> Event:
         """The event with `index`."""
         wanted = check_index(index)
-        owner = await self.owner(topic)
-        event = await self._direct(owner, {"seq": wanted})
+        event = await self._direct(topic, {"seq": wanted})
         if event is None:
             _, first, latest = await self.bounds(topic)
             raise _missing(topic, wanted, first, latest)
         if not is_within(event.topic, topic):
             raise BadIndex(
                 f"the event with index {wanted} is of {event.topic}, not of {topic}",
-                f"Both share the log of {owner}; read {topic} to see its own indexes.",
+                f"They share one log; read {topic} to see its own indexes.",
             )
         return event
 
@@ -142,16 +141,20 @@ class Reader:
                 f"{topic} has no durable subscription {durable!r}", "It may be removed already."
             ) from None
 
-    async def _direct(self, owner: str, body: dict[str, Any]) -> Event | None:
-        reply = await self._jetstream.ask(
-            f"$JS.API.DIRECT.GET.{stream_of(owner)}", msgspec.json.encode(body), recovering=False
-        )
-        if reply.status == 404:
-            return None
-        if reply.status:  # 503: the stream is gone
-            self._owners = {t: o for t, o in self._owners.items() if o != owner}
-            raise unknown_topic(owner)
-        return _stored(reply.head, reply.data)
+    async def _direct(self, topic: str, body: dict[str, Any]) -> Event | None:
+        for _ in range(2):
+            owner = await self.owner(topic)
+            reply = await self._jetstream.ask(
+                f"$JS.API.DIRECT.GET.{stream_of(owner)}",
+                msgspec.json.encode(body),
+                recovering=False,
+            )
+            if reply.status == 404:
+                return None
+            if not reply.status:
+                return _stored(reply.head, reply.data)
+            del self._owners[topic]  # 503: deleted since; perhaps another topic holds it now
+        raise unknown_topic(topic)
 
 
 def _stored(head: bytes, data: bytes) -> Event:

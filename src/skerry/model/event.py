@@ -103,7 +103,7 @@ def parse_headers(head: bytes) -> dict[str, str]:
     for line in head.split(b"\r\n")[1:]:
         name, colon, value = line.partition(b":")
         if colon:
-            headers[name.decode()] = value.strip().decode("utf-8", "replace")
+            headers[name.decode("utf-8", "replace")] = value.strip().decode("utf-8", "replace")
     return headers
 
 

@@ -15,7 +15,7 @@ MIN_AGE = 60.0
 """Seconds. A log forgets the ids of aged-out events, and a retried publish needs them."""
 
 
-class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
+class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a topic's log is kept. `None` means no limit of that kind.
 
     When a limit is reached the oldest events age out; publishing never stops for it.

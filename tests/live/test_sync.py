@@ -1,0 +1,53 @@
+"""The synchronous face, as a script or a notebook would use it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import skerry.sync
+from skerry import errors
+from skerry.testing import LocalSite
+
+
+async def test_everything_works_without_await(site: LocalSite) -> None:
+    """The calls block, so they run in a thread beside the site's own loop."""
+    await asyncio.to_thread(use, site.data)
+
+
+def use(data: Path) -> None:
+    with skerry.sync.connect(data) as client:
+        assert client.create_topic("t").name == "t"
+        assert client.publish("t/a", "1", key="k") == 1
+        assert client.latest_index("t") == 1
+        assert client.get("t", 1).key == "k"
+        with client.publisher("t") as publisher:
+            acks = [publisher.send(str(n)) for n in range(2, 50)]
+            publisher.flush()
+        assert [ack.result() for ack in acks] == list(range(2, 50))
+        assert [e.index for e in client.read("t", 1, 3)] == [1, 2, 3]
+        assert len(list(client.read("t"))) == 49
+        with client.subscribe("t", from_index=48) as subscription:
+            assert [next(subscription).index for _ in range(2)] == [48, 49]
+        with client.subscribe("t", durable="d", from_index=1, ack_wait=0.3) as subscription:
+            event = next(subscription)
+            subscription.reject(event)
+            subscription.ack(event)
+        client.unsubscribe("t", "d")
+        assert [t.name for t in client.topics()] == ["t"]
+        assert client.topic("t").events == 49
+        assert client.status().site == client.site == "local"
+        with pytest.raises(errors.UnknownTopic):
+            client.publish("nope", "x")
+        with skerry.sync.connect(data, user="admin") as admin:
+            assert admin.set_topic("t", max_events=5).events == 5
+            admin.delete_topic("t")
+    with pytest.raises(errors.Unavailable):
+        client.publish("t", "x")
+
+
+def test_a_site_that_was_never_started_is_said(tmp_path: Path) -> None:
+    with pytest.raises(errors.Unavailable, match="no site was ever started"):
+        skerry.sync.connect(tmp_path)
