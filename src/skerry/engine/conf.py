@@ -12,15 +12,18 @@ is why `plain` is allowed the mapped subject.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import secrets
+import shutil
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from skerry.config import SiteSettings
-from skerry.engine.address import Address, write_secret
-from skerry.engine.folder import Folder
+from skerry.engine.address import Address, host_port, write_secret
+from skerry.engine.folder import Folder, unwritable
 
 USERS = ("admin", "sdk", "plain")
 ACCOUNT = "SKERRY"
@@ -62,8 +65,15 @@ def rights(site: str, user: str) -> dict[str, Any] | None:
 def write_conf(folder: Folder, settings: SiteSettings, ports: Ports) -> Path:
     """Write the configuration and the users' connection files; return the former's path.
     Passwords are made once and kept."""
-    folder.credentials.mkdir(mode=0o700, exist_ok=True)
     ca = settings.tls_cert.read_text() if settings.tls_cert else ""
+    try:
+        return _write(folder, settings, ports, ca)
+    except OSError as error:
+        raise unwritable(folder.path, error) from None
+
+
+def _write(folder: Folder, settings: SiteSettings, ports: Ports, ca: str) -> Path:
+    folder.credentials.mkdir(mode=0o700, exist_ok=True)
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104
     users = []
     for user in USERS:
@@ -90,7 +100,7 @@ def write_conf(folder: Folder, settings: SiteSettings, ports: Ports) -> Path:
     )
     conf: dict[str, Any] = {
         "server_name": settings.site,
-        "listen": f"{settings.host}:{ports.client}",
+        "listen": host_port(settings.host, ports.client),
         "max_payload": settings.max_event_bytes,
         "max_pending": max(67108864, 2 * settings.max_event_bytes),
         "write_deadline": "10s",
@@ -99,7 +109,7 @@ def write_conf(folder: Folder, settings: SiteSettings, ports: Ports) -> Path:
             "store_dir": str(folder.path),
             "domain": settings.site,
             "sync_interval": "always" if settings.durability == "power" else "2m",
-            **({"max_file_store": settings.max_store} if settings.max_store else {}),
+            "max_file_store": settings.max_store or _fit_store(folder.path),
         },
         "accounts": {
             ACCOUNT: {
@@ -112,12 +122,27 @@ def write_conf(folder: Folder, settings: SiteSettings, ports: Ports) -> Path:
     if tls:
         conf["tls"] = tls
     if ports.mqtt is not None:
-        conf["mqtt"] = {"listen": f"{settings.host}:{ports.mqtt}", **({"tls": tls} if tls else {})}
+        conf["mqtt"] = {
+            "listen": host_port(settings.host, ports.mqtt),
+            **({"tls": tls} if tls else {}),
+        }
     if ports.websocket is not None:
         conf["websocket"] = {
-            "listen": f"{settings.host}:{ports.websocket}",
+            "listen": host_port(settings.host, ports.websocket),
             **({"tls": tls} if tls else {"no_tls": True}),
         }
     path = folder.path / "engine.json"
     write_secret(path, msgspec.json.format(msgspec.json.encode(conf), indent=2))
     return path
+
+
+def _fit_store(path: Path) -> int:
+    """Bytes that topics may take if nobody says: three quarters of what is free or taken by them
+    already. The engine's own default forgets the latter, so that a site which fills half of its
+    disk would find itself over quota after a restart."""
+    taken = 0
+    for folder, _, files in os.walk(path / "jetstream"):
+        for file in files:
+            with contextlib.suppress(OSError):
+                taken += os.stat(os.path.join(folder, file)).st_size
+    return (shutil.disk_usage(path).free + taken) * 3 // 4

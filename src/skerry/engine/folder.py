@@ -14,6 +14,7 @@ so that a folder is free exactly when both are gone.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -37,6 +38,9 @@ from skerry.errors import (
 
 FORMAT = 1
 """The layout of the folder. A folder with a higher number is left alone."""
+
+ORPHAN_TIME = 5.0
+"""Seconds that an engine without a supervisor has to give the folder free."""
 
 
 class SiteFile(msgspec.Struct, kw_only=True):
@@ -64,10 +68,7 @@ class Folder:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise FolderUnwritable(
-                f"the data folder {path} cannot be written: {error.strerror}",
-                "Choose another with --data, or change its owner or permissions.",
-            ) from None
+            raise unwritable(path, error) from None
         try:
             _take(lock, path)
             folder = cls(path, lock, site)
@@ -95,14 +96,13 @@ class Folder:
             "site": self.site,
             "since": datetime.now(UTC).isoformat(timespec="seconds"),
         }
+        text = json.dumps(entry).encode()
         try:
-            os.ftruncate(self.lock, 0)
-            os.pwrite(self.lock, json.dumps(entry).encode(), 0)
+            # In this order an old entry is overwritten in place, also on a full disk.
+            os.pwrite(self.lock, text, 0)
+            os.ftruncate(self.lock, len(text))
         except OSError as error:
-            raise FolderUnwritable(
-                f"the data folder {self.path} cannot be written: {error.strerror}",
-                "Free some room on its disk, or choose another with --data.",
-            ) from None
+            raise unwritable(self.path, error) from None
 
     def stored_streams(self) -> dict[str, Path]:
         """The streams that have files here, and where. A folder without its description is what
@@ -125,7 +125,7 @@ class Folder:
             return
         try:
             found = msgspec.json.decode(file.read_bytes(), type=SiteFile)
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, ValueError) as error:
             raise FolderCorrupt(
                 f"{file} cannot be read: {error}",
                 "Restore it from a backup, or start with another --data folder.",
@@ -157,10 +157,16 @@ class Folder:
                 self.path / "site.json", msgspec.json.format(msgspec.json.encode(site), indent=2)
             )
         except OSError as error:
-            raise FolderUnwritable(
-                f"the data folder {self.path} cannot be written: {error.strerror}",
-                "Free some room on its disk, or choose another with --data.",
-            ) from None
+            raise unwritable(self.path, error) from None
+
+
+def unwritable(path: Path, error: OSError) -> FolderUnwritable:
+    """The error for a folder that did not take a file."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        advice = "Free some room on its disk, or choose another with --data."
+    else:
+        advice = "Choose another with --data, or change its owner or permissions."
+    return FolderUnwritable(f"the data folder {path} cannot be written: {error.strerror}", advice)
 
 
 def lock_holder(path: Path) -> dict[str, Any]:
@@ -174,7 +180,7 @@ def lock_holder(path: Path) -> dict[str, Any]:
 
 def _take(lock: int, path: Path) -> None:
     """Take the lock; end an engine that outlived its supervisor."""
-    deadline = time.monotonic() + 5.0
+    deadline = time.monotonic() + ORPHAN_TIME
     ended = False
     while True:
         try:

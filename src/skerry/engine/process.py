@@ -25,7 +25,7 @@ from skerry.errors import EngineFailed, PortTaken
 
 log = logging.getLogger("skerry.engine")
 
-FIRST_PAUSE = 0.05
+FIRST_PAUSE = 0.01
 MOST_PAUSE = 5.0
 """Seconds between a death and the next start: doubling from the first to the most, and back to
 the first once the engine took a connection."""

@@ -20,7 +20,7 @@ import random
 import secrets
 import ssl
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import msgspec
 
@@ -440,8 +440,7 @@ class _Link(asyncio.Protocol):
         self._need = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.secure(transport)
+        self.secure(cast(asyncio.Transport, transport))  # uvloop's is none by inheritance
 
     def secure(self, transport: asyncio.Transport) -> None:
         self.transport = transport
