@@ -11,7 +11,9 @@ import msgspec
 
 from skerry.engine.jetstream import CONSUMER_NOT_FOUND, ApiError, JetStream
 from skerry.errors import AgedOut, BadIndex, NotYet, SubscriptionError
+from skerry.log.durable import DurableSubscription
 from skerry.log.follow import Start, Subscription
+from skerry.log.live import LiveSubscription
 from skerry.log.topics import unknown_topic
 from skerry.model.event import Event, parse_headers
 from skerry.model.names import (
@@ -99,7 +101,7 @@ class Reader:
         start, end = start or first, end or latest
         if start > end:
             return
-        subscription = Subscription(self._jetstream, owner, topic, Start(index=start))
+        subscription = LiveSubscription(self._jetstream, owner, topic, Start(index=start))
         async with await subscription.open(), aclosing(subscription.drain(end)) as events:
             async for event in events:
                 yield event
@@ -111,7 +113,8 @@ class Reader:
         from_index: int | None = None,
         from_time: datetime | None = None,
         durable: str | None = None,
-        **options: Any,
+        window: int,
+        ack_wait: float,
     ) -> Subscription:
         """Follow `topic`; see `Subscription`."""
         if from_index is not None and from_time is not None:
@@ -119,13 +122,20 @@ class Reader:
         owner, first, latest = await self.bounds(topic)
         if from_index is not None:
             from_index = check_index(from_index, "from_index")
-            exists = durable and await self._jetstream.consumer(stream_of(owner), durable)
+            exists = durable and await self._jetstream.consumer(
+                stream_of(owner), check_subscription(durable)
+            )
             if not exists and not first <= from_index <= latest + 1:
                 raise _missing(topic, from_index, first, latest)
-        start = Start(from_index, from_time)
-        return await Subscription(
-            self._jetstream, owner, topic, start, durable=durable, **options
-        ).open()
+        place = (self._jetstream, owner, topic, Start(from_index, from_time))
+        subscription: Subscription
+        if durable is None:
+            subscription = LiveSubscription(*place, window=window)
+        else:
+            subscription = DurableSubscription(
+                *place, name=durable, ack_wait=ack_wait, window=window
+            )
+        return await subscription.open()
 
     async def unsubscribe(self, topic: str, durable: str) -> None:
         """Remove a durable subscription for good."""

@@ -1,0 +1,144 @@
+"""A durable subscription: the engine remembers its place, on disk, under a name.
+
+What was acknowledged is not delivered again; what was not acknowledged within `ack_wait` is, also
+after the reader crashed. That makes it at-least-once, and the index tells a repetition apart.
+
+After an engine crash two things would hurt, and are mended here:
+
+- The engine writes acknowledgements down with a delay, so it may deliver again what was
+  acknowledged. A subscription drops what it has acknowledged itself, and acknowledges again what
+  the engine has forgotten.
+- Events that were on their way when the connection broke count as delivered, and would come again
+  only after `ack_wait`. A connection delivers a prefix, so the lost ones lie above the highest
+  index received: the subscription rejects those, and they come at once. (Where several readers
+  share the subscription this may hand an event to a second reader while the first works on it.)
+
+Without that, events of both kinds would fill the window and block the subscription for `ack_wait`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import Any
+
+from skerry.engine.pull import NANO
+from skerry.engine.wire import Down
+from skerry.errors import BadSetting, SubscriptionError
+from skerry.log.follow import Subscription
+from skerry.model.event import Event
+from skerry.model.names import check_subscription
+
+log = logging.getLogger("skerry.subscription")
+
+ACKED_KEPT = 65536
+"""How many acknowledged indexes a subscription remembers to drop repetitions."""
+
+REJECTED_MOST = 65536
+"""How many indexes are rejected at the most after a crash; in a sparse sub-topic of a large log
+the rest waits for `ack_wait`."""
+
+
+class DurableSubscription(Subscription):
+    """Every event at least once, across crashes of the engine and of the reader."""
+
+    def __init__(self, *arguments: Any, name: str, ack_wait: float = 30.0, **options: Any) -> None:
+        if not ack_wait >= 0.1:
+            raise BadSetting(f"ack_wait is 0.1 seconds or more, not {ack_wait!r}")
+        self.name = check_subscription(name)
+        super().__init__(*arguments, **options)
+        self._ack_wait = ack_wait
+        self._acked: dict[int, None] = {}
+        self._highest = 0
+
+    def ack(self, event: Event) -> None:
+        """Say that `event` is done with. It is not delivered to this durable subscription again,
+        unless the engine dies before it has written that down."""
+        self._answer(event.reply, b"+ACK")
+        self._acked[event.index] = None
+        if len(self._acked) > ACKED_KEPT:
+            del self._acked[next(iter(self._acked))]
+
+    def reject(self, event: Event, delay: float = 0.0) -> None:
+        """Ask for `event` once more, after `delay` seconds."""
+        self._answer(event.reply, b'-NAK {"delay":%d}' % int(delay * NANO) if delay else b"-NAK")
+
+    def _answer(self, reply: bytes, body: bytes) -> None:
+        # An answer that is lost with the connection is a redelivery.
+        with contextlib.suppress(Down):
+            self._connection.write(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
+
+    def _take(self, event: Event, pending: int) -> None:
+        self.pending = pending
+        if event.index > self._highest:
+            self._highest = event.index
+        if event.index in self._acked:
+            self._answer(event.reply, b"+ACK")
+            self._ask()
+        else:
+            self._hold(event)
+
+    async def _find_consumer(self) -> None:
+        wanted = {
+            "durable_name": self.name,
+            "ack_policy": "explicit",
+            "ack_wait": int(self._ack_wait * NANO),
+            "max_ack_pending": self._window,
+        }
+        existing = await self._jetstream.consumer(self._stream, self.name)
+        if existing is None:
+            if self._consumer:
+                await self._first_index()  # says so if the topic is gone
+                raise SubscriptionError(
+                    f"the durable subscription {self.name!r} of {self.topic} was removed",
+                    "Subscribe again to make a new one.",
+                )
+            await self._create(self.name, {**self._start.policy(), **wanted})
+        else:
+            config = existing["config"]
+            if sorted(_filters_of(config)) != sorted(self._filters()):
+                raise SubscriptionError(
+                    f"the durable subscription {self.name!r} exists for another sub-topic",
+                    "Give this one another name, or remove the other.",
+                )
+            if any(config.get(field) != value for field, value in wanted.items()):
+                await self._create(self.name, {**config, **wanted})
+            if self._consumer:
+                self._reconcile(existing)
+            else:
+                await self._count_missed(existing["delivered"]["stream_seq"])
+        self._consumer = self.name
+
+    def _reconcile(self, engine: dict[str, dict[str, int]]) -> None:
+        """Tell the engine, which was away, what it does not know: which of the events that it
+        takes for delivered are acknowledged, and which never arrived."""
+        delivered, floor = engine["delivered"]["stream_seq"], engine["ack_floor"]["stream_seq"]
+        number = engine["delivered"]["consumer_seq"]
+
+        def answer(index: int, body: bytes) -> None:
+            # An acknowledgement subject names stream, consumer, deliveries, index, number, time
+            # and pending; the engine looks at the index, and at the range of the number.
+            reply = f"$JS.ACK.{self._stream}.{self.name}.1.{index}.{number}.1.0"
+            self._answer(reply.encode(), body)
+
+        for index in self._acked:
+            if floor < index <= delivered:
+                answer(index, b"+ACK")
+        for index in range(self._highest + 1, min(delivered, self._highest + REJECTED_MOST) + 1):
+            answer(index, b"-NAK")
+
+    async def _count_missed(self, delivered: int) -> None:
+        missed = await self._first_index() - delivered - 1 if self._whole else 0
+        if missed > 0:
+            self.missed = missed
+            log.warning(
+                "%d events of %s aged out before subscription %s was given them",
+                missed,
+                self.topic,
+                self.name,
+            )
+
+
+def _filters_of(config: dict[str, Any]) -> list[str]:
+    one = config.get("filter_subject")
+    return [one] if one else list(config.get("filter_subjects") or [])

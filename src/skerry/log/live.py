@@ -1,0 +1,114 @@
+"""A live subscription: it remembers its own place.
+
+Its consumer at the engine is a throw-away. When the engine restarts or the consumer is gone, the
+subscription makes another one at the next index, so that nothing is missed or doubled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from skerry.engine.pull import NANO
+from skerry.engine.wire import Down
+from skerry.errors import AgedOut, SkerryError
+from skerry.log.follow import Start, Subscription
+from skerry.model.event import Event
+
+IDLE_CONSUMER = 60.0
+"""Seconds after which the engine forgets the consumer of a reader that vanished."""
+
+
+class LiveSubscription(Subscription):
+    """Every event once, in order, from where it began."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._position = 0
+        self._placed = False
+        self._bounded = False
+        self._suspects: list[int] = []
+        self._held_back: list[Event] = []
+        self._checking: asyncio.Task[None] | None = None
+
+    async def drain(self, end: int) -> AsyncGenerator[Event, None]:
+        """Events up to index `end`, as far as the log still has them; then stop."""
+        self._bounded = True
+        async for event in self:
+            if event.index <= end:
+                yield event
+            if event.index >= end:
+                return
+
+    async def close(self) -> None:
+        """Stop."""
+        if self._checking is not None:
+            self._checking.cancel()
+            await asyncio.gather(self._checking, return_exceptions=True)
+        if self._consumer and not self._closed:
+            # If this does not arrive, the engine forgets the consumer by itself.
+            with contextlib.suppress(Down):
+                self._connection.publish(f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._consumer}")
+        await super().close()
+
+    def _is_over(self) -> bool:
+        return self._bounded and not self.pending and not self._held_back
+
+    def _take(self, event: Event, pending: int) -> None:
+        index = event.index
+        if index <= self._position:
+            return
+        self.pending = pending
+        if self._whole and index != self._position + 1:
+            self._suspects.append(self._position + 1)
+            if self._checking is None:
+                self._checking = asyncio.create_task(self._check_gap())
+        self._position = index
+        if self._checking is None:
+            self._hold(event)
+        else:
+            self._held_back.append(event)
+
+    async def _check_gap(self) -> None:
+        """Indexes were skipped: by events whose lifespan is over, or by events that aged out
+        unread? Hand nothing on before that is known. For a sub-topic skipped indexes are the
+        rule, and the log cannot tell what would have matched."""
+        try:
+            first = await self._first_index()
+            if first > (missing := min(self._suspects)):
+                raise AgedOut(
+                    f"events from {missing} to {first - 1} of {self.topic} aged out before this "
+                    "subscription read them",
+                    f"Subscribe again from index {first}; read faster, or keep more events.",
+                    first,
+                )
+        except SkerryError as error:
+            self._fail(error)
+        else:
+            self._suspects.clear()
+            held_back, self._held_back = self._held_back, []
+            for event in held_back:
+                self._hold(event)
+        finally:
+            self._checking = None
+
+    async def _find_consumer(self) -> None:
+        start = Start(index=self._position + 1) if self._placed else self._start
+        self._consumer = f"live-{secrets.token_hex(8)}"
+        answer = await self._create(
+            self._consumer,
+            {
+                **start.policy(),
+                "ack_policy": "none",
+                "mem_storage": True,
+                "inactive_threshold": int(IDLE_CONSUMER * NANO),
+            },
+        )
+        if not self._placed:
+            # With the next event, or at a time: the engine has just fixed where that is.
+            self._position = answer["delivered"]["stream_seq"]
+            self._placed = True
+        self.pending = answer.get("num_pending", 0)
