@@ -106,7 +106,7 @@ class Dashboard:
 
     async def run(self) -> None:
         """Count what comes."""
-        async with await self._client.subscribe(self._topic) as subscription:
+        async with self._client.subscribe(self._topic) as subscription:
             self.ready.set()
             async for _ in subscription:
                 self.events += 1
@@ -132,8 +132,7 @@ class Archive:
 
     async def run(self) -> None:
         """Take and acknowledge what comes."""
-        subscription = await self._client.subscribe(self._topic, durable="archive", ack_wait=2)
-        async with subscription:
+        async with self._client.subscribe(self._topic, durable="archive") as subscription:
             self.ready.set()
             async for event in subscription:
                 self.indexes.add(event.index)

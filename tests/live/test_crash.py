@@ -40,7 +40,7 @@ def note(acks: dict[str, int], text: str, done: asyncio.Future[int]) -> None:
 
 async def follow(client: Client, durable: str, seen: dict[int, str]) -> None:
     """Take and acknowledge everything."""
-    async with await client.subscribe("crash", durable=durable, ack_wait=2.0) as subscription:
+    async with client.subscribe("crash", durable=durable, ack_wait=2.0) as subscription:
         async for event in subscription:
             seen[event.index] = event.data.decode()
             subscription.ack(event)

@@ -23,7 +23,7 @@ async def take(subscription: Subscription, count: int) -> list[bytes]:
 async def test_a_live_subscription_begins_now(client: Client) -> None:
     await client.create_topic("t")
     await client.publish("t", "before")
-    async with await client.subscribe("t") as subscription:
+    async with client.subscribe("t") as subscription:
         await client.publish("t", "after")
         assert await take(subscription, 1) == [b"after"]
 
@@ -34,11 +34,11 @@ async def test_it_can_begin_at_an_index_or_at_a_time(client: Client) -> None:
         await client.publish("t", str(n))
     middle = datetime.now(UTC)
     await client.publish("t", "3")
-    async with await client.subscribe("t", from_index=2) as subscription:
+    async with client.subscribe("t", from_index=2) as subscription:
         assert await take(subscription, 3) == [b"1", b"2", b"3"]
-    async with await client.subscribe("t", from_time=middle) as subscription:
+    async with client.subscribe("t", from_time=middle) as subscription:
         assert await take(subscription, 1) == [b"3"]
-    async with await client.subscribe("t", from_index=5) as subscription:
+    async with client.subscribe("t", from_index=5) as subscription:
         await client.publish("t", "4")
         assert await take(subscription, 1) == [b"4"]
     with pytest.raises(errors.BadIndex):
@@ -47,7 +47,7 @@ async def test_it_can_begin_at_an_index_or_at_a_time(client: Client) -> None:
 
 async def test_a_sub_topic_can_be_followed_alone(client: Client) -> None:
     await client.create_topic("t")
-    async with await client.subscribe("t/a") as subscription:
+    async with client.subscribe("t/a") as subscription:
         for topic in ("t", "t/b", "t/a", "t/ab", "t/a/x"):
             await client.publish(topic, topic)
         assert await take(subscription, 2) == [b"t/a", b"t/a/x"]
@@ -71,7 +71,7 @@ async def test_a_live_subscription_survives_engine_crashes_without_gap_or_double
     site: LocalSite, client: Client
 ) -> None:
     await client.create_topic("t")
-    async with await client.subscribe("t") as subscription:
+    async with client.subscribe("t") as subscription:
         for round_ in range(3):
             for n in range(50):
                 await client.publish("t", f"{round_}-{n}")
@@ -84,7 +84,7 @@ async def test_a_live_subscription_survives_engine_crashes_without_gap_or_double
 async def test_it_survives_a_crash_before_its_first_event(site: LocalSite, client: Client) -> None:
     """What is stored during the outage counts as new too."""
     await client.create_topic("t")
-    async with await client.subscribe("t") as subscription:
+    async with client.subscribe("t") as subscription:
         site.kill_engine()
         async with site.connect() as other:
             await other.publish("t", "meanwhile")
@@ -93,13 +93,13 @@ async def test_it_survives_a_crash_before_its_first_event(site: LocalSite, clien
 
 async def test_a_durable_subscription_resumes_where_it_was(client: Client) -> None:
     await client.create_topic("t")
-    async with await client.subscribe("t", durable="d") as subscription:
+    async with client.subscribe("t", durable="d") as subscription:
         for n in range(5):
             await client.publish("t", str(n))
         for _ in range(3):
             subscription.ack(await anext(subscription))
     await client.publish("t", "5")
-    async with await client.subscribe("t", durable="d", ack_wait=0.5) as subscription:
+    async with client.subscribe("t", durable="d", ack_wait=0.5) as subscription:
         events = [await anext(subscription) for _ in range(3)]
         assert sorted(e.data for e in events) == [b"3", b"4", b"5"]
 
@@ -107,7 +107,7 @@ async def test_a_durable_subscription_resumes_where_it_was(client: Client) -> No
 async def test_what_is_not_acknowledged_comes_again(client: Client) -> None:
     await client.create_topic("t")
     await client.publish("t", "x")
-    async with await client.subscribe("t", durable="d", from_index=1, ack_wait=0.3) as subscription:
+    async with client.subscribe("t", durable="d", from_index=1, ack_wait=0.3) as subscription:
         first = await anext(subscription)
         again = await anext(subscription)
         assert (first.index, again.index) == (1, 1)
@@ -126,7 +126,7 @@ async def test_an_engine_crash_does_not_hold_a_durable_subscription_up(
 ) -> None:
     """What was on its way when the engine died comes at once, not after `ack_wait`."""
     await client.create_topic("t")
-    async with await client.subscribe("t", durable="d", ack_wait=600, window=64) as subscription:
+    async with client.subscribe("t", durable="d", ack_wait=600, window=64) as subscription:
         async with client.publisher("t") as publisher:
             for n in range(2000):
                 await publisher.send(b"%d" % n)
@@ -142,7 +142,7 @@ async def test_an_engine_crash_does_not_hold_a_durable_subscription_up(
 
 async def test_the_window_bounds_what_is_in_flight(client: Client) -> None:
     await client.create_topic("t")
-    async with await client.subscribe("t", durable="d", window=4) as subscription:
+    async with client.subscribe("t", durable="d", window=4) as subscription:
         for n in range(20):
             await client.publish("t", str(n))
         events = [await anext(subscription) for _ in range(4)]
@@ -155,14 +155,14 @@ async def test_the_window_bounds_what_is_in_flight(client: Client) -> None:
 async def test_only_durable_subscriptions_acknowledge(client: Client) -> None:
     await client.create_topic("t")
     await client.publish("t", "x")
-    async with await client.subscribe("t", from_index=1) as subscription:
+    async with client.subscribe("t", from_index=1) as subscription:
         with pytest.raises(errors.BadSetting):
             subscription.ack(await anext(subscription))
 
 
 async def test_a_durable_name_belongs_to_one_sub_topic(client: Client) -> None:
     await client.create_topic("t")
-    async with await client.subscribe("t/a", durable="d"):
+    async with client.subscribe("t/a", durable="d"):
         with pytest.raises(errors.SubscriptionError, match="another sub-topic"):
             await client.subscribe("t/b", durable="d")
     with pytest.raises(errors.BadName):
@@ -171,7 +171,7 @@ async def test_a_durable_name_belongs_to_one_sub_topic(client: Client) -> None:
 
 async def test_a_durable_subscription_can_be_removed(client: Client) -> None:
     await client.create_topic("t")
-    async with await client.subscribe("t", durable="d") as subscription:
+    async with client.subscribe("t", durable="d") as subscription:
         await client.unsubscribe("t", "d")
         with pytest.raises(errors.SubscriptionError, match="was removed"):
             await take(subscription, 1)
@@ -183,8 +183,8 @@ async def test_two_readers_share_a_durable_subscription(client: Client) -> None:
     """Each event goes to one of them."""
     await client.create_topic("t")
     async with (
-        await client.subscribe("t", durable="d", window=10) as one,
-        await client.subscribe("t", durable="d", window=10) as two,
+        client.subscribe("t", durable="d", window=10) as one,
+        client.subscribe("t", durable="d", window=10) as two,
     ):
         seen: list[int] = []
 
@@ -222,7 +222,7 @@ async def test_a_reader_that_is_killed_resumes_with_what_it_had_not_acknowledged
     site: LocalSite, client: Client
 ) -> None:
     await client.create_topic("t")
-    async with await client.subscribe("t", durable="d", ack_wait=0.5):
+    async with client.subscribe("t", durable="d", ack_wait=0.5):
         pass
     for n in range(1, 101):
         await client.publish("t", str(n))
@@ -234,7 +234,7 @@ async def test_a_reader_that_is_killed_resumes_with_what_it_had_not_acknowledged
     assert process.returncode == -9
     assert before == list(range(1, 41))
     after: set[int] = set()
-    async with await client.subscribe("t", durable="d", ack_wait=0.5) as subscription:
+    async with client.subscribe("t", durable="d", ack_wait=0.5) as subscription:
         async for event in subscription:
             after.add(event.index)
             subscription.ack(event)
@@ -245,7 +245,7 @@ async def test_a_reader_that_is_killed_resumes_with_what_it_had_not_acknowledged
 
 async def test_a_reader_that_lags_behind_retention_is_told(client: Client) -> None:
     await client.create_topic("t", max_events=50)
-    async with await client.subscribe("t", window=10) as subscription:
+    async with client.subscribe("t", window=10) as subscription:
         for n in range(500):
             await client.publish("t", str(n))
         with pytest.raises(errors.AgedOut, match="aged out before") as caught:
@@ -257,11 +257,11 @@ async def test_a_durable_subscription_counts_what_aged_out(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     await client.create_topic("t", max_events=10)
-    async with await client.subscribe("t", durable="d"):
+    async with client.subscribe("t", durable="d"):
         pass
     for n in range(30):
         await client.publish("t", str(n))
-    async with await client.subscribe("t", durable="d") as subscription:
+    async with client.subscribe("t", durable="d") as subscription:
         assert subscription.missed == 20
         assert (await anext(subscription)).index == 21
     assert "20 events of t aged out" in caplog.text
@@ -270,8 +270,8 @@ async def test_a_durable_subscription_counts_what_aged_out(
 async def test_a_deleted_topic_ends_its_subscriptions(client: Client, admin: Client) -> None:
     await client.create_topic("t")
     async with (
-        await client.subscribe("t") as live,
-        await client.subscribe("t", durable="d") as durable,
+        client.subscribe("t") as live,
+        client.subscribe("t", durable="d") as durable,
     ):
         await admin.delete_topic("t")
         for subscription in (live, durable):
@@ -283,7 +283,7 @@ async def test_an_outage_that_lasts_is_said(site: LocalSite) -> None:
     async with site.connect() as admin:
         await admin.create_topic("t")
     client = site.connect(timeout=1.0)
-    async with client, await client.subscribe("t") as subscription:
+    async with client, client.subscribe("t") as subscription:
         await site.site.close()
         with pytest.raises(errors.Unavailable, match="not reached"):
             await asyncio.wait_for(anext(subscription), 20)

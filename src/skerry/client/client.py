@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Generator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
@@ -44,6 +44,25 @@ def connect(
     if timeout is not None:
         settings = msgspec.structs.replace(settings, timeout=timeout)
     return Client(find_address(target, user), settings.check(), name)
+
+
+class Subscribing:
+    """A subscription about to open: await it, or use it in `async with`."""
+
+    def __init__(self, opening: Coroutine[Any, Any, Subscription]) -> None:
+        self._opening = opening
+        self._subscription: Subscription | None = None
+
+    def __await__(self) -> Generator[Any, Any, Subscription]:
+        return self._opening.__await__()
+
+    async def __aenter__(self) -> Subscription:
+        self._subscription = await self._opening
+        return self._subscription
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._subscription is not None:
+            await self._subscription.close()
 
 
 class _Opened:
@@ -198,7 +217,7 @@ class Client:
         at this moment), both included, in order."""
         return self._open.reader.read(topic, from_index, to_index)
 
-    async def subscribe(
+    def subscribe(
         self,
         topic: str,
         *,
@@ -207,18 +226,25 @@ class Client:
         durable: str | None = None,
         window: int = 1024,
         ack_wait: float = 30.0,
-    ) -> Subscription:
-        """Follow a topic and its sub-topics.
+    ) -> Subscribing:
+        """Follow a topic and its sub-topics: `async with client.subscribe("t") as events`, or
+        `events = await client.subscribe("t")` and close it yourself.
 
         Without a start: events stored from now on. `durable` names a subscription that resumes
         where it was, also after a crash; acknowledge its events with `subscription.ack(event)`,
         what is not acknowledged within `ack_wait` seconds comes again. At most `window` events are
         in flight.
         """
-        return await self._open.reader.subscribe(
-            topic, from_index=from_index, from_time=from_time, durable=durable,
-            window=window, ack_wait=ack_wait,
-        )  # fmt: skip
+        return Subscribing(
+            self._open.reader.subscribe(
+                topic,
+                from_index=from_index,
+                from_time=from_time,
+                durable=durable,
+                window=window,
+                ack_wait=ack_wait,
+            )
+        )
 
     async def unsubscribe(self, topic: str, durable: str) -> None:
         """Remove a durable subscription for good."""

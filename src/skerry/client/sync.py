@@ -195,8 +195,9 @@ class SyncClient:
         ack_wait: float = 30.0,
     ) -> SyncSubscription:
         """Follow a topic and its sub-topics; iterate over it with `for`."""
-        subscription = self._loop.run(
-            self._client.subscribe(
+
+        async def open_() -> Subscription:
+            return await self._client.subscribe(
                 topic,
                 from_index=from_index,
                 from_time=from_time,
@@ -204,8 +205,8 @@ class SyncClient:
                 window=window,
                 ack_wait=ack_wait,
             )
-        )
-        return SyncSubscription(self._loop, subscription)
+
+        return SyncSubscription(self._loop, self._loop.run(open_()))
 
     def unsubscribe(self, topic: str, durable: str) -> None:
         """Remove a durable subscription for good."""
