@@ -14,6 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import uvloop
+
 import skerry.client.client as asynchronous
 from skerry.config import ClientSettings
 from skerry.engine.address import Address
@@ -47,7 +49,7 @@ class _Loop:
     """An event loop in a thread."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="skerry", daemon=True)
         self._thread.start()
 
