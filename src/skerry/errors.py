@@ -168,6 +168,8 @@ class PublishFailed(SkerryError):
         super().__init__(what, advice)
         self.count = count
         self.first = first
+        if isinstance(first, SkerryError):
+            self.exit_code = first.exit_code
 
 
 class EngineError(SkerryError):

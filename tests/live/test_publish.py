@@ -89,7 +89,7 @@ async def test_an_event_ends_with_its_lifespan(client: Client) -> None:
     with pytest.raises(errors.AgedOut, match="lifespan"):
         await client.get("t", 2)
     assert [e.index async for e in client.read("t")] == [1, 3]
-    async with await client.subscribe("t", from_index=1) as subscription:
+    async with client.subscribe("t", from_index=1) as subscription:
         assert [(await anext(subscription)).index for _ in range(2)] == [1, 3]
 
 

@@ -230,10 +230,9 @@ class Publisher(Listener):
             subject, self._inbox, number, size, size + len(data), head, data
         )  # fmt: skip
         check_size(self._connection, size + len(data))
-        while not self._has_room.is_set():
-            await self._has_room.wait()
         connection = self._connection
-        if connection.is_congested:
+        while not self._has_room.is_set() or connection.is_congested:
+            await self._has_room.wait()
             await connection.room()
         if not self._open:
             raise self._first_failure or PublishFailed("the publisher is closed")
@@ -256,7 +255,8 @@ class Publisher(Listener):
             count, first = self._failed, self._first_failure
             self._failed, self._first_failure = 0, None
             raise PublishFailed(
-                f"{count} events to {self._topic} were not acknowledged; the first: {first}",
+                f"{count} events to {self._topic} were not acknowledged; the first: "
+                f"{first.what if first else '?'}",
                 first.advice if first else "",
                 count,
                 first,

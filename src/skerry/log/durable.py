@@ -24,7 +24,7 @@ from typing import Any
 
 from skerry.engine.pull import NANO
 from skerry.engine.wire import Down
-from skerry.errors import BadSetting, SubscriptionError
+from skerry.errors import BadSetting, SkerryError, SubscriptionError
 from skerry.log.follow import Subscription
 from skerry.model.event import Event
 from skerry.model.names import check_subscription
@@ -62,6 +62,21 @@ class DurableSubscription(Subscription):
     def reject(self, event: Event, delay: float = 0.0) -> None:
         """Ask for `event` once more, after `delay` seconds."""
         self._answer(event.reply, b'-NAK {"delay":%d}' % int(delay * NANO) if delay else b"-NAK")
+
+    async def close(self) -> None:
+        """Stop. What was fetched and not handed out goes back to the engine, for the next reader;
+        the subscription itself stays there."""
+        await super().close()
+        if not self._held or not self._connection.is_up:
+            return
+        # The engine offers the first one to our last request, finds nobody there, forgets the
+        # request and puts that event to the end of what it delivers again. Giving back the others
+        # only then keeps their order.
+        self.reject(self._held.popleft())
+        with contextlib.suppress(SkerryError):
+            await self._jetstream.call("INFO", timeout=1.0)
+        while self._held:
+            self.reject(self._held.popleft())
 
     def _answer(self, reply: bytes, body: bytes) -> None:
         # An answer that is lost with the connection is a redelivery.

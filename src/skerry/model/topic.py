@@ -44,7 +44,7 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if self.max_age is not None and not self.max_age >= MIN_AGE:
             raise BadSetting(
                 f"max_age is {MIN_AGE:.0f} seconds or more, not {self.max_age!r}",
-                "For shorter-lived events publish them with lifespan=….",
+                "For shorter-lived events publish them with a lifespan.",
             )
         if self.durability not in ("process", "power"):
             raise BadSetting(f"durability is 'process' or 'power', not {self.durability!r}")

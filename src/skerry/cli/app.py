@@ -1,0 +1,111 @@
+"""The entry point: which commands there are, and how each of them can end.
+
+Exit codes: 0 done, 1 a failure without a code of its own, 2 the call was wrong, 130 interrupted;
+the others are those of `skerry.errors`. Tracebacks never show local variables: they hold secrets.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from skerry.cli import doctor, get, pub, read, status, sub, topic, up
+from skerry.cli.output import note, prepare, report, wants_json
+from skerry.errors import InputError, SkerryError
+
+app = typer.Typer(
+    name="skerry",
+    help="Publish/subscribe between edge sites: topics are durable logs near their clients.",
+    epilog="Begin with: skerry up",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+topics = typer.Typer(no_args_is_help=True, help="Create, list, change and delete topics.")
+
+
+def main() -> None:
+    """Run `skerry` with the arguments of this process, and end it."""
+    prepare()
+    as_json = wants_json(sys.argv[1:])
+    try:
+        code = app(standalone_mode=False)
+    except SkerryError as error:
+        code = report(error, as_json)
+    except typer.Abort:
+        note("\naborted")
+        code = 1
+    except typer.TyperException as error:
+        code = _report_usage(error, as_json)
+    sys.exit(code or 0)
+
+
+def _report_usage(error: typer.TyperException, as_json: bool) -> int:
+    if type(error).__name__ == "NoArgsIsHelpError":  # the help was printed
+        return error.exit_code
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "skerry"
+    text = error.format_message().rstrip(".")
+    return report(
+        InputError(text[:1].lower() + text[1:], f"See `{command} --help`."), as_json, "UsageError"
+    )
+
+
+def _add(group: typer.Typer, name: str, command: Callable[..., None], example: str) -> None:
+    """Add a command that ends quietly when the reader of its output has seen enough."""
+
+    @functools.wraps(command)
+    def quiet(**given: object) -> None:
+        try:
+            command(**given)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+
+    group.command(name, epilog=example)(quiet)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from skerry import __version__
+
+        print(f"skerry {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            metavar="",
+            callback=_show_version,
+            is_eager=True,
+            help="Print the version and exit.",
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+_add(app, "up", up.up, up.EXAMPLE)
+_add(app, "status", status.status, status.EXAMPLE)
+app.add_typer(topics, name="topic")
+_add(topics, "create", topic.create, topic.CREATE_EXAMPLE)
+_add(topics, "list", topic.list_topics, topic.LIST_EXAMPLE)
+_add(topics, "show", topic.show, topic.SHOW_EXAMPLE)
+_add(topics, "set", topic.change, topic.SET_EXAMPLE)
+_add(topics, "delete", topic.delete, topic.DELETE_EXAMPLE)
+_add(app, "pub", pub.pub, pub.EXAMPLE)
+_add(app, "sub", sub.sub, sub.EXAMPLE)
+_add(app, "get", get.get, get.EXAMPLE)
+_add(app, "read", read.read, read.EXAMPLE)
+_add(app, "doctor", doctor.doctor, doctor.EXAMPLE)

@@ -1,0 +1,262 @@
+"""The checks of `skerry doctor`. Each looks, and changes nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+import shutil
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from skerry.cli.common import connected, run
+from skerry.cli.output import count
+from skerry.config import default_data
+from skerry.engine.binary import find_binary, parse_version, show_version
+from skerry.errors import SkerryError, Unavailable
+from skerry.model.control import SiteStatus
+from skerry.model.quantities import show_duration, show_size
+
+MIN_PYTHON = (3, 11)
+LITTLE_SPACE = 1_000_000_000
+"""Bytes of free disk below which to warn: a busy topic writes that in minutes."""
+NO_SPACE = 100_000_000
+"""Bytes of free disk below which the engine may fail at any moment."""
+LOG_READ = 64 * 1024
+"""Bytes of the engine's log, from its end, that are looked at."""
+ROUND_TRIPS = 5
+
+State = Literal["ok", "warning", "problem"]
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that was looked at."""
+
+    subject: str
+    state: State
+    what: str
+    advice: str = ""
+
+
+def examine(target: str | None, timeout: float) -> list[Finding]:
+    """Look at everything that `target` (a site, as `--connect` takes it) lets us see."""
+    place = target or os.environ.get("SKERRY_CONNECT") or str(default_data())
+    folder = None if "://" in place else Path(place).expanduser()
+    findings = [check_python(), check_binary(needed=folder is not None and not folder.is_file())]
+    running = True
+    if folder is not None and folder.is_file():
+        findings += check_modes([folder])
+    elif folder is not None:
+        findings += check_folder(folder)
+        if not folder.is_dir():
+            return findings
+        holder = check_holder(folder)
+        running = holder.state == "ok"
+        findings += [holder, *check_modes(secret_files(folder))]
+    if running:
+        findings += run(check_site(target, timeout))
+    if folder is not None and folder.is_dir():
+        findings += check_log(folder / "engine.log")
+    return findings
+
+
+def check_python() -> Finding:
+    """Python is new enough."""
+    version = platform.python_version()
+    if sys.version_info < MIN_PYTHON:
+        return Finding(
+            "python", "problem", f"Python {version} is too old", "Install Python 3.11 or newer."
+        )
+    return Finding("python", "ok", f"Python {version}")
+
+
+def check_binary(needed: bool) -> Finding:
+    """There is an engine to run; where only a client runs, its absence is no problem."""
+    try:
+        path, version = find_binary()
+    except SkerryError as error:
+        return Finding("engine", "problem" if needed else "warning", error.what, error.advice)
+    return Finding("engine", "ok", f"nats-server {show_version(version)}, {path}")
+
+
+def check_folder(folder: Path) -> Iterator[Finding]:
+    """The data folder is there, ours, roomy, and of a format that we know."""
+    if not folder.is_dir():
+        yield Finding(
+            "data folder",
+            "problem",
+            f"there is no {folder}: no site was ever started here",
+            "Start one with `skerry up`, or name one with --connect.",
+        )
+        return
+    if os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        yield Finding("data folder", "ok", str(folder))
+    else:
+        yield Finding(
+            "data folder", "problem", f"{folder} cannot be written by this user",
+            "Change its owner or permissions, or run as the user that it belongs to.",
+        )  # fmt: skip
+    free = shutil.disk_usage(folder).free
+    state: State = "ok" if free >= LITTLE_SPACE else "warning" if free >= NO_SPACE else "problem"
+    advice = "" if state == "ok" else "Free some, or limit topics with `skerry topic set`."
+    yield Finding("disk", state, f"{show_size(free)} free", advice)
+    yield check_site_file(folder / "site.json")
+
+
+def check_site_file(file: Path) -> Finding:
+    """`site.json` can be read and is not from the future."""
+    from skerry.engine.folder import FORMAT, SiteFile
+
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=SiteFile)
+    except FileNotFoundError:
+        return Finding(
+            "site file", "problem", f"{file} is missing: no site was ever started here",
+            "Start one with `skerry up`; if the folder holds topics, restore it from a backup.",
+        )  # fmt: skip
+    except (OSError, msgspec.DecodeError) as error:
+        return Finding(
+            "site file", "problem", f"{file} cannot be read: {error}", "Restore it from a backup."
+        )
+    what = f"site {found.site}, format {found.format}, last run by nats-server {found.engine}"
+    if found.format > FORMAT:
+        return Finding(
+            "site file", "problem", f"{what}: it is of a newer Skerry", "Upgrade Skerry."
+        )
+    return Finding("site file", "ok", what)
+
+
+def check_holder(folder: Path) -> Finding:
+    """A site runs in the folder: the process that its lock names is alive."""
+    from skerry.engine.folder import lock_holder
+
+    holder = lock_holder(folder)
+    pid, engine = holder.get("pid"), holder.get("engine")
+    if is_alive(pid, holder):
+        return Finding("process", "ok", f"process {pid} runs site {holder.get('site')}")
+    start = f"Start it with `skerry up --data {shlex.quote(str(folder))}`."
+    if is_alive(engine, holder):
+        return Finding(
+            "process", "problem",
+            f"process {pid} is gone, and its engine, process {engine}, is not",
+            f"{start} That ends the old engine.",
+        )  # fmt: skip
+    gone = f" (process {pid} is gone)" if pid else ""
+    return Finding("process", "problem", f"no site runs here{gone}", start)
+
+
+def is_alive(pid: object, holder: dict[str, Any]) -> bool:
+    """Whether `pid` still is the process that wrote the lock, or its engine."""
+    import psutil
+
+    try:
+        since = datetime.fromisoformat(holder["since"]).timestamp()
+        process = psutil.Process(pid if isinstance(pid, int) else -1)
+        return process.create_time() <= since + 2 and process.status() != psutil.STATUS_ZOMBIE
+    except (KeyError, TypeError, ValueError, psutil.Error):
+        return False
+
+
+def secret_files(folder: Path) -> list[Path]:
+    """The files of a data folder that hold passwords."""
+    return [*sorted(folder.glob("credentials/*.json")), *folder.glob("engine.json")]
+
+
+def check_modes(files: list[Path]) -> Iterator[Finding]:
+    """Nobody but their owner can read files with passwords."""
+    loose = False
+    for file in files:
+        mode = stat.S_IMODE(file.stat().st_mode)
+        if mode & 0o077:
+            loose = True
+            yield Finding(
+                "credentials", "problem",
+                f"{file} holds a password, and others may use it (mode {mode:04o})",
+                f"Run `chmod 600 {shlex.quote(str(file))}`; if somebody may have read it, delete "
+                "it and restart.",
+            )  # fmt: skip
+        elif not os.access(file, os.R_OK):
+            loose = True
+            yield Finding(
+                "credentials", "problem", f"{file} cannot be read by this user",
+                "Run as the user that it belongs to, or ask for a connection file of your own.",
+            )  # fmt: skip
+    if files and not loose:
+        yield Finding("credentials", "ok", f"{count(len(files), 'file')}, for their owner only")
+
+
+async def check_site(target: str | None, timeout: float) -> list[Finding]:
+    """The site answers."""
+    trips = []
+    try:
+        async with connected(target, timeout) as client:
+            for _ in range(ROUND_TRIPS):
+                started = time.perf_counter()
+                status = await client.status()
+                trips.append(time.perf_counter() - started)
+            address = str(client.address)
+    except Unavailable as error:
+        return [Finding("site", "problem", error.what, "Is `skerry up` running there?")]
+    except SkerryError as error:
+        return [Finding("site", "problem", error.what, error.advice)]
+    answer = f"site {status.site} at {address} answers in {min(trips) * 1000:.1f} ms"
+    return [Finding("site", "ok", answer), *_check_status(status)]
+
+
+def _check_status(status: SiteStatus) -> Iterator[Finding]:
+    yield Finding(
+        "site engine",
+        "ok",
+        f"nats-server {show_version(parse_version(status.engine))}, "
+        f"up {show_duration(max(status.uptime, 1))}",
+    )
+    means = {
+        "process": "an acknowledged event survives kill -9, not a power cut",
+        "power": "an acknowledged event survives a power cut",
+    }
+    yield Finding(
+        "durability", "ok", f"{status.durability}: {means.get(status.durability, 'unknown')}"
+    )
+    if status.restarts:
+        yield Finding(
+            "restarts", "warning",
+            f"the engine died {count(status.restarts, 'time')} since the start",
+            f"Look into {status.data}/engine.log.",
+        )  # fmt: skip
+    else:
+        yield Finding("restarts", "ok", "the engine never died since the start")
+
+
+def check_log(file: Path) -> Iterator[Finding]:
+    """The engine complained of nothing since it was started last."""
+    try:
+        with file.open("rb") as log:
+            log.seek(max(file.stat().st_size - LOG_READ, 0))
+            lines = log.read().decode("utf-8", "replace").splitlines()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        yield Finding("engine log", "warning", f"{file} cannot be read: {error.strerror}")
+        return
+    starts = [number for number, line in enumerate(lines) if "Starting nats-server" in line]
+    lines = lines[starts[-1] if starts else 0 :]
+    complaints = [
+        re.sub(r"^\[\d+\] ", "", line)
+        for line in lines
+        if re.search(r"\[(WRN|ERR|FTL)\]", line) and "Plaintext passwords" not in line
+    ]
+    if complaints:
+        number = count(len(complaints), "warning")
+        yield Finding(
+            "engine log", "warning", f"{number}, the last: {complaints[-1]}", f"Look into {file}."
+        )
+    else:
+        yield Finding("engine log", "ok", "no warnings since the engine was started")
