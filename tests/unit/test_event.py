@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skerry.errors import BadSetting
-from skerry.model.event import Event, check_id, extra_headers, parse_headers, status_of
+from skerry.model.event import Event, check_id, extra_headers, parse_headers, reply_of, status_of
 
 NAME = st.text("abcdefgXYZ-_09", min_size=1, max_size=12).filter(
     lambda n: not n.lower().startswith(("nats-", "skerry-", "nmqtt-"))
@@ -18,7 +18,7 @@ VALUE = st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=30).map
 @given(st.dictionaries(NAME, VALUE, max_size=5), st.none() | VALUE)
 def test_headers_and_key_come_back_as_they_were(headers: dict[str, str], key: str | None) -> None:
     head = b"NATS/1.0\r\n" + extra_headers(headers, key, None) + b"\r\n"
-    event = Event(b"e.a.b", 1, 0, head, b"")
+    event = Event(b"e.a.b", 1, head, b"", b"")
     assert event.headers == headers
     assert event.key == key
     assert event.topic == "a/b"
@@ -64,6 +64,6 @@ def test_any_header_block_can_be_read(parts: list[bytes]) -> None:
 
 
 def test_times_keep_microseconds() -> None:
-    event = Event(b"e.a", 1, 1_794_718_099_763_377_066, b"", b"")
+    event = Event(b"e.a", 1, b"", b"", reply_of(1, 1_794_718_099_763_377_066))
     assert event.time.isoformat() == "2026-11-15T04:48:19.763377+00:00"
     assert event.timestamp_ns == 1_794_718_099_763_377_066

@@ -85,6 +85,14 @@ def up(
             rich_help_panel=_LISTEN,
         ),
     ] = None,
+    plain: Annotated[
+        bool,
+        typer.Option(
+            "--plain", metavar="",
+            help="Deliver to plain NATS clients on t.<topic> too; MQTT and WebSocket imply it.",
+            rich_help_panel=_LISTEN,
+        ),
+    ] = False,
     tls_cert: Annotated[
         Path | None,
         typer.Option(
@@ -144,6 +152,7 @@ def up(
         websocket_port=(
             DEFAULT_WEBSOCKET_PORT if websocket and websocket_port is None else websocket_port
         ),
+        plain=plain,
         durability=durability,
         max_store=None if max_store is None else parse_size(max_store),
         max_event_bytes=parse_size(max_event_bytes),

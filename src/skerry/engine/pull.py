@@ -1,23 +1,24 @@
 """Pulls messages from a consumer with a bounded window.
 
 Theory of operation. The engine sends only what was asked for. A `Pull` asks for half a window at a
-time and asks again when what it holds, plus what is still to come, has fallen to half. A reader
-that stops reading therefore stops the asking, and holds at most a window of messages; it slows
-nobody else. Bytes are bounded likewise, at one and a half times `window_bytes`. A request ends
-when it is filled, when it expires (status 408, 409) or when nobody is there to take it (503).
+time and asks again when what its owner holds, plus what is still to come, has fallen to half. A
+reader that stops reading therefore stops the asking, and holds at most a window of messages; it
+slows nobody else. Bytes are bounded likewise, at one and a half times `window_bytes`. A request
+ends when it is filled, when it expires (status 408, 409) or when nobody is there to take it (503).
 While one is open the engine sends heartbeats, so silence means that something is wrong, and the
 owner is told (`lost`) to look and to begin anew.
 """
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable
 
 import msgspec
 
 from skerry.engine.wire import Connection, Down
-from skerry.model.event import Event, status_of
+from skerry.model.event import ACK_PREFIX, Event, status_of
 
 EXPIRES = 30.0
 """Seconds that a request stays open; then it is renewed."""
@@ -29,14 +30,19 @@ NANO = 1_000_000_000
 
 
 class Pull:
-    """Asks one consumer for messages and hands them on as events."""
+    """Asks one consumer for messages and hands them on as events.
+
+    `deliver` is called with a list of events in the order they came and with the number that the
+    engine still had behind the last one. `lost` is called with what is wrong, or with an empty text
+    when a request ended in order and it is time to `ask` again.
+    """
 
     def __init__(
         self,
         connection: Connection,
         window: int,
         window_bytes: int,
-        deliver: Callable[[Event, int], None],
+        deliver: Callable[[list[Event], int], None],
         lost: Callable[[str], None],
     ) -> None:
         self._connection = connection
@@ -45,7 +51,8 @@ class Pull:
         self._deliver = deliver
         self._lost = lost
         self._inbox = f"{connection.inbox}.s.{id(self):x}."
-        self._sid = connection.subscribe(self._inbox + "*", self._on_message)
+        self._sid = connection.subscribe(self._inbox + "*", self._on_message, self._on_messages)
+        self._pattern = re.compile(b"(?!)")
         self._next: bytes | None = None
         self._number = 0
         self._open: deque[list[int]] = deque()
@@ -55,6 +62,11 @@ class Pull:
     def start(self, stream: str, consumer: str, held: int = 0, held_bytes: int = 0) -> None:
         """Pull from `consumer` from now on; `held` messages are in the owner's hands already."""
         self.stop()
+        place = re.escape(f"{stream}.{consumer}").encode()
+        self._pattern = re.compile(
+            rb"H?MSG (\S+) %b (\$JS\.ACK\.(?:[^. ]+\.[^. ]+\.)?%b\.\d+\.(\d+)\.\d+\.\d+\.(\d+)) "
+            rb"(?:(\d+) )?(\d+)\r\n" % (self._sid, place)
+        )
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}".encode()
         self._heard = self._connection.now()
         self.ask(held, held_bytes)
@@ -107,26 +119,44 @@ class Pull:
             self.stop()
             self._lost("the engine is silent")
 
+    def _on_messages(self, data: bytes, position: int) -> int:
+        """Take a run of whole messages, each found by one match of a regular expression."""
+        match, end = self._pattern.match, len(data)
+        events: list[Event] = []
+        pending = b"0"
+        while (found := match(data, position)) is not None:
+            subject, reply, index, pending, head_size, size = found.groups()
+            start = found.end()
+            stop = start + int(size)
+            if stop + 2 > end:
+                break
+            split = start + int(head_size) if head_size else start
+            events.append(Event(subject, int(index), data[start:split], data[split:stop], reply))
+            position = stop + 2
+        if events:
+            self._received(events, int(pending))
+        return position
+
     def _on_message(self, subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
-        if not reply.startswith(b"$JS.ACK."):
+        if not reply.startswith(ACK_PREFIX):
             self._on_status(subject, head)
             return
         words = reply.split(b".")
-        # $JS.ACK.[domain.account.]stream.consumer.deliveries.index.number.time.pending
-        at = 4 if len(words) == 9 else 6
+        index, pending = int(words[-4]), int(words[-1])
+        self._received([Event(subject, index, head, data, reply)], pending)
+
+    def _received(self, events: list[Event], pending: int) -> None:
         self._heard = self._connection.now()
-        if self._open:
-            first = self._open[0]
-            first[1] -= 1
-            self._expected -= 1
-            if not first[1]:
+        left = len(events)
+        while left and self._open:
+            request = self._open[0]
+            filled = min(left, request[1])
+            request[1] -= filled
+            left -= filled
+            self._expected -= filled
+            if not request[1]:
                 self._open.popleft()
-        self._deliver(
-            Event(
-                subject, int(words[at + 1]), int(words[at + 3]), head, data, int(words[at]), reply
-            ),
-            int(words[at + 4]),
-        )
+        self._deliver(events, pending)
 
     def _on_status(self, subject: bytes, head: bytes) -> None:
         self._heard = self._connection.now()

@@ -83,15 +83,19 @@ class DurableSubscription(Subscription):
         with contextlib.suppress(Down):
             self._connection.write(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
 
-    def _take(self, event: Event, pending: int) -> None:
+    def _take(self, events: list[Event], pending: int) -> None:
         self.pending = pending
-        if event.index > self._highest:
-            self._highest = event.index
-        if event.index in self._acked:
-            self._answer(event.reply, b"+ACK")
-            self._ask()
+        acked = self._acked
+        fresh = [event for event in events if event.index not in acked]
+        if len(fresh) < len(events):  # the engine forgot our acknowledgements
+            for event in events:
+                if event.index in acked:
+                    self._answer(event.reply, b"+ACK")
+        self._highest = max(self._highest, max([event.index for event in events]))
+        if fresh:
+            self._hold(fresh)
         else:
-            self._hold(event)
+            self._ask()
 
     async def _find_consumer(self) -> None:
         wanted = {

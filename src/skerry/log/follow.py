@@ -69,6 +69,7 @@ class Subscription(Listener):
         self._whole = topic == owner
         self._start = start
         self._window = window
+        self._low = window // 2
         self._consumer = ""
         self._held: deque[Event] = deque()
         self._held_bytes = 0
@@ -110,9 +111,11 @@ class Subscription(Listener):
                 await self._waiter
             finally:
                 self._waiter = None
-        event = self._held.popleft()
+        held = self._held
+        event = held.popleft()
         self._held_bytes -= len(event.data)
-        self._ask()
+        if len(held) <= self._low:
+            self._ask()
         return event
 
     def ack(self, event: Event) -> None:
@@ -142,8 +145,8 @@ class Subscription(Listener):
         """Make sure that the engine has a consumer at the right place, and name it."""
         raise NotImplementedError
 
-    def _take(self, event: Event, pending: int) -> None:
-        """An event came in; hold it or drop it."""
+    def _take(self, events: list[Event], pending: int) -> None:
+        """Events came in; hold or drop each."""
         raise NotImplementedError
 
     def _is_over(self) -> bool:
@@ -152,9 +155,9 @@ class Subscription(Listener):
 
     # What they share
 
-    def _hold(self, event: Event) -> None:
-        self._held.append(event)
-        self._held_bytes += len(event.data)
+    def _hold(self, events: list[Event]) -> None:
+        self._held.extend(events)
+        self._held_bytes += sum([len(event.data) for event in events])
         if self._waiter is not None:
             self._wake()
 

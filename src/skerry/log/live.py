@@ -57,20 +57,29 @@ class LiveSubscription(Subscription):
     def _is_over(self) -> bool:
         return self._bounded and not self.pending and not self._held_back
 
-    def _take(self, event: Event, pending: int) -> None:
-        index = event.index
-        if index <= self._position:
-            return
+    def _take(self, events: list[Event], pending: int) -> None:
+        if events[0].index <= self._position:  # from before a repair
+            events = [event for event in events if event.index > self._position]
+            if not events:
+                return
         self.pending = pending
-        if self._whole and index != self._position + 1:
-            self._suspects.append(self._position + 1)
-            if self._checking is None:
-                self._checking = asyncio.create_task(self._check_gap())
-        self._position = index
+        if self._whole and events[-1].index != self._position + len(events):
+            self._suspect(events)
+        self._position = events[-1].index
         if self._checking is None:
-            self._hold(event)
+            self._hold(events)
         else:
-            self._held_back.append(event)
+            self._held_back += events
+
+    def _suspect(self, events: list[Event]) -> None:
+        """Note where indexes were skipped, and find out why."""
+        last = self._position
+        for event in events:
+            if event.index != last + 1:
+                self._suspects.append(last + 1)
+            last = event.index
+        if self._checking is None:
+            self._checking = asyncio.create_task(self._check_gap())
 
     async def _check_gap(self) -> None:
         """Indexes were skipped: by events whose lifespan is over, or by events that aged out
@@ -90,8 +99,7 @@ class LiveSubscription(Subscription):
         else:
             self._suspects.clear()
             held_back, self._held_back = self._held_back, []
-            for event in held_back:
-                self._hold(event)
+            self._hold(held_back)
         finally:
             self._checking = None
 

@@ -15,7 +15,7 @@ from skerry.log.durable import DurableSubscription
 from skerry.log.follow import Start, Subscription
 from skerry.log.live import LiveSubscription
 from skerry.log.topics import unknown_topic
-from skerry.model.event import Event, parse_headers
+from skerry.model.event import Event, parse_headers, reply_of
 from skerry.model.names import (
     check_subscription,
     check_topic,
@@ -174,13 +174,10 @@ def _stored(head: bytes, data: bytes) -> Event:
     time = fields["Nats-Time-Stamp"]
     whole, _, fraction = time.rstrip("Z").partition(".")
     seconds = int(datetime.fromisoformat(whole + "+00:00").timestamp())
-    return Event(
-        fields["Nats-Subject"].encode(),
-        int(fields["Nats-Sequence"]),
-        seconds * 1_000_000_000 + int(fraction.ljust(9, "0") or 0),
-        b"\r\n".join(own),
-        data,
-    )
+    nanoseconds = seconds * 1_000_000_000 + int(fraction.ljust(9, "0") or 0)
+    index = int(fields["Nats-Sequence"])
+    subject = fields["Nats-Subject"].encode()
+    return Event(subject, index, b"\r\n".join(own), data, reply_of(index, nanoseconds))
 
 
 def _missing(topic: str, index: int, first: int, latest: int) -> AgedOut | NotYet:

@@ -36,6 +36,10 @@ from skerry.model.names import (
 from skerry.model.topic import Durability, Topic, TopicSettings
 
 NANO = 1_000_000_000
+
+PLAIN_DELIVERY = {"src": "e.>", "dest": "t.>"}
+"""Have the engine publish each stored event on `t.<topic>` as well."""
+
 _DURABILITY = "skerry.durability"
 _HOME = "skerry.home"
 
@@ -43,16 +47,23 @@ _HOME = "skerry.home"
 class Topics:
     """The topics whose home is one site."""
 
-    def __init__(self, jetstream: JetStream, site: str, durability: Durability = "process") -> None:
+    def __init__(
+        self,
+        jetstream: JetStream,
+        site: str,
+        durability: Durability = "process",
+        deliver_plain: bool = False,
+    ) -> None:
         self._jetstream = jetstream
         self._site = site
         self._durability = durability
+        self._deliver_plain = deliver_plain
 
     async def create(self, name: str, settings: TopicSettings) -> Topic:
         """Create a topic; a second creation with the same settings finds the first."""
         check_topic(name)
         self._check_durability(settings.check())
-        config = stream_config(self._site, name, settings)
+        config = self._stream_config(name, settings)
         try:
             return topic_of(await self._jetstream.call(f"STREAM.CREATE.{stream_of(name)}", config))
         except ApiError as error:
@@ -90,7 +101,7 @@ class Topics:
         topic = await self.show(name)
         settings = msgspec.structs.replace(topic.settings, **changes).check()
         self._check_durability(settings)
-        config = stream_config(self._site, name, settings)
+        config = self._stream_config(name, settings)
         return topic_of(await self._jetstream.call(f"STREAM.UPDATE.{stream_of(name)}", config))
 
     async def delete(self, name: str) -> None:
@@ -102,6 +113,19 @@ class Topics:
             if error.code == STREAM_NOT_FOUND:
                 raise await self._unknown(name) from None
             raise
+
+    async def set_delivery(self) -> None:
+        """Have every topic deliver to plain clients, or none, as this site does now."""
+        for info in await self._jetstream.streams():
+            if topic_of_stream(info["config"]["name"]):
+                topic = topic_of(info)
+                if ("republish" in info["config"]) != self._deliver_plain:
+                    config = self._stream_config(topic.name, topic.settings)
+                    await self._jetstream.call(f"STREAM.UPDATE.{config['name']}", config)
+
+    def _stream_config(self, name: str, settings: TopicSettings) -> dict[str, Any]:
+        config = stream_config(self._site, name, settings)
+        return {**config, "republish": PLAIN_DELIVERY} if self._deliver_plain else config
 
     def _check_durability(self, settings: TopicSettings) -> None:
         if settings.durability == "power" and self._durability != "power":
@@ -149,7 +173,6 @@ def stream_config(site: str, name: str, settings: TopicSettings) -> dict[str, An
         "name": stream_of(name),
         "subjects": [subject, f"{subject}.>"],
         "subject_transform": {"src": f"s.{site}.>", "dest": "e.>"},
-        "republish": {"src": "e.>", "dest": "t.>"},
         "storage": "file",
         "retention": "limits",
         "discard": "old",

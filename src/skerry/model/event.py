@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
+import msgspec
+
 from skerry.errors import BadSetting
 from skerry.model.names import topic_of_subject
 
@@ -14,43 +16,30 @@ LIFESPAN_HEADER = "Nats-TTL"
 _OWN = ("nats-", "skerry-", "nmqtt-")
 _BLANK = b""
 
+ACK_PREFIX = b"$JS.ACK."
+"""What acknowledgement subjects begin with; then come, between dots, perhaps a domain and an
+account, stream, consumer, deliveries, index, number, time and pending."""
 
-class Event:
+
+def reply_of(index: int, nanoseconds: int) -> bytes:
+    """The acknowledgement subject of an event that was not delivered by a consumer."""
+    return b"%b-.-.1.%d.0.%d.0" % (ACK_PREFIX, index, nanoseconds)
+
+
+class Event(msgspec.Struct, gc=False, eq=False):
     """One element of a topic's log.
 
-    `index` grows strictly within the topic; sub-topics share their parent's indexes.
-    Headers are parsed when first asked for.
+    `index` grows strictly within the topic; sub-topics share their parent's indexes. What is
+    seldom asked for is taken out of the wire's form only when it is.
     """
 
-    __slots__ = (
-        "_head",
-        "_headers",
-        "_nanoseconds",
-        "_subject",
-        "data",
-        "deliveries",
-        "index",
-        "reply",
-    )
-
-    def __init__(
-        self,
-        subject: bytes,
-        index: int,
-        nanoseconds: int,
-        head: bytes,
-        data: bytes,
-        deliveries: int = 1,
-        reply: bytes = b"",
-    ) -> None:
-        self._subject = subject
-        self.index = index
-        self._nanoseconds = nanoseconds
-        self._head = head
-        self.data = data
-        self.deliveries = deliveries
-        self.reply = reply
-        self._headers: dict[str, str] | None = None
+    _subject: bytes
+    index: int
+    _head: bytes
+    data: bytes
+    reply: bytes
+    """The engine's acknowledgement subject, which also tells time and number of deliveries."""
+    _headers: dict[str, str] | None = None
 
     @property
     def topic(self) -> str:
@@ -60,13 +49,18 @@ class Event:
     @property
     def time(self) -> datetime:
         """When the home stored it (to the microsecond, UTC)."""
-        seconds, nanos = divmod(self._nanoseconds, 1_000_000_000)
+        seconds, nanos = divmod(self.timestamp_ns, 1_000_000_000)
         return datetime.fromtimestamp(seconds, UTC).replace(microsecond=nanos // 1000)
 
     @property
     def timestamp_ns(self) -> int:
         """When the home stored it, in nanoseconds since 1970."""
-        return self._nanoseconds
+        return int(self.reply.rsplit(b".", 2)[1])
+
+    @property
+    def deliveries(self) -> int:
+        """How often this durable subscription was given it, this time included."""
+        return int(self.reply.rsplit(b".", 5)[1])
 
     @property
     def headers(self) -> dict[str, str]:
