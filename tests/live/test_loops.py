@@ -13,7 +13,7 @@ async def scenario() -> list[bytes]:
     """Publish, crash, publish, follow."""
     async with LocalSite() as site, site.connect() as client:
         await client.create_topic("t")
-        async with await client.subscribe("t") as subscription:
+        async with client.subscribe("t") as subscription:
             async with client.publisher("t") as publisher:
                 for n in range(100):
                     await publisher.send(b"%d" % n)

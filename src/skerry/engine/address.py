@@ -54,7 +54,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         except OSError as error:
             raise BadSetting(
                 f"cannot read the connection file {path}: {error.strerror}",
-                "It is readable by its owner only: become that user, or copy it.",
+                "Check its path; only its owner may read it.",
             ) from None
         except ValueError as error:  # no JSON, no UTF-8, or not these fields
             raise FolderCorrupt(

@@ -12,10 +12,7 @@ is why `plain` is allowed the mapped subject.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import secrets
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +54,8 @@ def rights(site: str, user: str) -> dict[str, Any] | None:
     if user == "plain":
         return {
             "publish": {"allow": [f"s.{site}.>"]},
-            "subscribe": {"allow": ["t.>", "_INBOX.>"], "deny": [f"_INBOX.{site}.>"]},
+            # MQTT's `t/#` takes in the level above: the engine asks for `t` as well.
+            "subscribe": {"allow": ["t", "t.>", "_INBOX.>"], "deny": [f"_INBOX.{site}.>"]},
         }
     return None
 
@@ -109,7 +107,7 @@ def _write(folder: Folder, settings: SiteSettings, ports: Ports, ca: str) -> Pat
             "store_dir": str(folder.path),
             "domain": settings.site,
             "sync_interval": "always" if settings.durability == "power" else "2m",
-            "max_file_store": settings.max_store or _fit_store(folder.path),
+            **({"max_file_store": settings.max_store} if settings.max_store else {}),
         },
         "accounts": {
             ACCOUNT: {
@@ -134,15 +132,3 @@ def _write(folder: Folder, settings: SiteSettings, ports: Ports, ca: str) -> Pat
     path = folder.path / "engine.json"
     write_secret(path, msgspec.json.format(msgspec.json.encode(conf), indent=2))
     return path
-
-
-def _fit_store(path: Path) -> int:
-    """Bytes that topics may take if nobody says: three quarters of what is free or taken by them
-    already. The engine's own default forgets the latter, so that a site which fills half of its
-    disk would find itself over quota after a restart."""
-    taken = 0
-    for folder, _, files in os.walk(path / "jetstream"):
-        for file in files:
-            with contextlib.suppress(OSError):
-                taken += os.stat(os.path.join(folder, file)).st_size
-    return (shutil.disk_usage(path).free + taken) * 3 // 4

@@ -189,7 +189,7 @@ def _take(lock: int, path: Path) -> None:
         except BlockingIOError:
             holder = lock_holder(path)
         pid = holder.get("pid")
-        orphaned = isinstance(pid, int) and not psutil.pid_exists(pid)
+        orphaned = isinstance(pid, int) and _is_gone(pid)
         if orphaned and not ended:
             ended = _end_orphan(holder.get("engine"), path)
         if time.monotonic() > deadline or not orphaned:
@@ -200,6 +200,14 @@ def _take(lock: int, path: Path) -> None:
                 pid,
             )
         time.sleep(0.02)
+
+
+def _is_gone(pid: int) -> bool:
+    """Whether the process ended, also if nobody has asked for its exit code yet."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _end_orphan(pid: object, path: Path) -> bool:

@@ -19,9 +19,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from skerry.engine.folder import Folder
+from skerry.engine.folder import Folder, unwritable
 from skerry.engine.wire import Listener
-from skerry.errors import EngineFailed, PortTaken
+from skerry.errors import EngineFailed, PortTaken, SkerryError
 
 log = logging.getLogger("skerry.engine")
 
@@ -29,6 +29,8 @@ FIRST_PAUSE = 0.01
 MOST_PAUSE = 5.0
 """Seconds between a death and the next start: doubling from the first to the most, and back to
 the first once the engine took a connection."""
+LOOPING = 3
+"""Deaths in a row, without a connection in between, that are a fault and no accident."""
 LOG_BYTES = 10 * 1024 * 1024
 STOP_TIME = 10.0
 """Seconds that the engine has to write everything out when asked to stop."""
@@ -69,6 +71,8 @@ class Engine(Listener):
         self._watcher: asyncio.Task[None] | None = None
         self._stopping = False
         self._pause = FIRST_PAUSE
+        self._deaths = 0
+        self._log_start = 0
 
     @property
     def pid(self) -> int | None:
@@ -86,6 +90,7 @@ class Engine(Listener):
     def on_up(self) -> None:
         """It takes connections: the next death is a new one, not one more of a row."""
         self._pause = FIRST_PAUSE
+        self._deaths = 0
 
     async def stop(self) -> None:
         """Ask the engine to end, and end it if it does not."""
@@ -110,14 +115,21 @@ class Engine(Listener):
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
 
+    def restart(self) -> None:
+        """Ask the engine to end in order; the watcher starts it anew."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+
     def death(self) -> EngineFailed | PortTaken | None:
         """Why the engine is not running; None if it is."""
         process = self._process
         if process is None or process.poll() is None:
             return None
-        lines = self.log_tail()
-        faults = [line for line in lines if "[FTL]" in line or "[ERR]" in line] or lines[-3:]
-        text = "\n".join(re.sub(r"^\[\d+\] \S+ \S+ ", "", line) for line in faults[-3:])
+        lines = [line for line in self.log_tail() if line]
+        faults = [line for line in lines if "[FTL]" in line or "[ERR]" in line]
+        if process.returncode > 0:
+            faults = faults or lines[-3:]
+        text = "; ".join(re.sub(r"^\[\d+\] \S+ \S+ ", "", line) for line in faults[-3:])
         if "address already in use" in text:
             return PortTaken(
                 f"the engine cannot listen: {text}", "Choose another port with --port."
@@ -133,15 +145,20 @@ class Engine(Listener):
         return self._folder.path / "engine.log"
 
     def log_tail(self) -> list[str]:
-        """The last lines of the engine's log."""
+        """The last lines of the engine's log, as far as this process wrote them."""
         with contextlib.suppress(OSError), self.log_path.open("rb") as file:
-            file.seek(max(self.log_path.stat().st_size - 16384, 0))
+            file.seek(max(self.log_path.stat().st_size - 16384, self._log_start))
             return file.read().decode("utf-8", "replace").splitlines()
         return []
 
     def _spawn(self) -> None:
-        if self.log_path.exists() and self.log_path.stat().st_size > LOG_BYTES:
-            self.log_path.replace(self.log_path.with_suffix(".log.1"))
+        try:
+            if self.log_path.exists() and self.log_path.stat().st_size > LOG_BYTES:
+                self.log_path.replace(self.log_path.with_suffix(".log.1"))
+            out = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        except OSError as error:
+            raise unwritable(self._folder.path, error) from None
+        self._log_start = os.fstat(out).st_size
         parent = os.getpid()
 
         def die_with_parent() -> None:  # runs in the child, between fork and exec
@@ -151,7 +168,6 @@ class Engine(Listener):
                 if os.getppid() != parent:
                     os._exit(1)
 
-        out = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             self._process = subprocess.Popen(
                 self._command,
@@ -162,7 +178,9 @@ class Engine(Listener):
                 preexec_fn=die_with_parent,
             )
         except OSError as error:
-            raise EngineFailed(f"the engine cannot be started: {error}") from None
+            raise EngineFailed(
+                f"the engine cannot be started: {error}", "Is nats-server still installed?"
+            ) from None
         finally:
             os.close(out)
         self._folder.note_processes(self._process.pid)
@@ -170,13 +188,19 @@ class Engine(Listener):
     async def _watch(self) -> None:
         while not self._stopping:
             assert self._process is not None
-            code = await _exited(self._process)
-            log.warning("the engine ended with code %s; starting it in %.2f s", code, self._pause)
+            await _exited(self._process)
+            self._deaths += 1
+            if (death := self.death()) is not None:
+                log.log(
+                    logging.WARNING if self._deaths < LOOPING else logging.ERROR,
+                    "%s; death %d in a row, starting it anew in %.2f s. %s",
+                    death.what, self._deaths, self._pause, death.advice,
+                )  # fmt: skip
             await asyncio.sleep(self._pause)
             self._pause = min(self._pause * 2, MOST_PAUSE)
             try:
                 self._spawn()
-            except EngineFailed as error:
+            except SkerryError as error:
                 log.error("%s", error)
                 continue
             self.restarts += 1

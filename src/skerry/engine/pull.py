@@ -11,7 +11,6 @@ owner is told (`lost`) to look and to begin anew.
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Callable
 
@@ -52,7 +51,7 @@ class Pull:
         self._lost = lost
         self._inbox = f"{connection.inbox}.s.{id(self):x}."
         self._sid = connection.subscribe(self._inbox + "*", self._on_message, self._on_messages)
-        self._pattern = re.compile(b"(?!)")
+        self._own = b"?"
         self._next: bytes | None = None
         self._number = 0
         self._open: deque[list[int]] = deque()
@@ -62,11 +61,7 @@ class Pull:
     def start(self, stream: str, consumer: str, held: int = 0, held_bytes: int = 0) -> None:
         """Pull from `consumer` from now on; `held` messages are in the owner's hands already."""
         self.stop()
-        place = re.escape(f"{stream}.{consumer}").encode()
-        self._pattern = re.compile(
-            rb"H?MSG (\S+) %b (\$JS\.ACK\.(?:[^. ]+\.[^. ]+\.)?%b\.\d+\.(\d+)\.\d+\.\d+\.(\d+)) "
-            rb"(?:(\d+) )?(\d+)\r\n" % (self._sid, place)
-        )
+        self._own = f"$JS.ACK.{stream}.{consumer}.".encode()
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}".encode()
         self._heard = self._connection.now()
         self.ask(held, held_bytes)
@@ -120,18 +115,23 @@ class Pull:
             self._lost("the engine is silent")
 
     def _on_messages(self, data: bytes, position: int) -> int:
-        """Take a run of whole messages, each found by one match of a regular expression."""
-        match, end = self._pattern.match, len(data)
+        """Take a run of whole messages of this consumer."""
+        find, end, own, own_size = data.find, len(data), self._own, len(self._own)
         events: list[Event] = []
         pending = b"0"
-        while (found := match(data, position)) is not None:
-            subject, reply, index, pending, head_size, size = found.groups()
-            start = found.end()
-            stop = start + int(size)
+        while (line_end := find(b"\n", position)) > 0:
+            # HMSG subject sid reply head-size size, or MSG subject sid reply size
+            words = data[position:line_end].split(b" ")
+            if len(words) < 5 or words[2] != self._sid or not words[3].startswith(own):
+                break
+            start = line_end + 1
+            stop = start + int(words[-1])  # int() strips the \\r
             if stop + 2 > end:
                 break
-            split = start + int(head_size) if head_size else start
-            events.append(Event(subject, int(index), data[start:split], data[split:stop], reply))
+            split = start + int(words[4]) if len(words) == 6 else start
+            reply = words[3]
+            _, index, _, _, pending = reply[own_size:].split(b".")
+            events.append(Event(words[1], int(index), data[start:split], data[split:stop], reply))
             position = stop + 2
         if events:
             self._received(events, int(pending))

@@ -34,6 +34,11 @@ log = logging.getLogger("skerry.wire")
 Handler = Callable[[bytes, bytes, bytes, bytes], None]
 """Called with subject, reply, header block and payload of each message. Must not block."""
 
+Run = Callable[[bytes, int], int]
+"""A faster way for messages that come in long runs: called with what was received and the place
+where a message of the subscription begins, takes as many whole messages as it knows how to, and
+returns the place behind them. What it leaves goes to the handler."""
+
 FLUSH_BYTES = 64 * 1024
 """Bytes gathered before they are handed to the socket within one turn of the loop."""
 
@@ -96,15 +101,21 @@ class Connection:
         self.info = ServerInfo()
         self.inbox = f"_INBOX.{address.site}.{address.user or 'x'}.{secrets.token_hex(8)}"
         self.down_since: float | None = None
+        self.clock = 0.0
+        """The time as of the last read or tick: exact to a second, and free."""
+        self.last_heard = 0.0
+        """When the engine gave its last sign of life on a connection that is lost by now."""
         self._name = name
         self._loop = asyncio.get_running_loop()
         self._link: _Link | None = None
         self._up = asyncio.Event()
+        self.is_congested = False
+        """Whether the socket's buffer is full; wait with `room`."""
         self._room = asyncio.Event()
         self._room.set()
         self._closed: SkerryError | None = None
         self._listeners: list[Listener] = []
-        self._subscriptions: dict[bytes, tuple[bytes, Handler]] = {}
+        self._subscriptions: dict[bytes, tuple[bytes, Handler, Run | None]] = {}
         self._next_sid = 1
         self._requests: dict[bytes, tuple[str, asyncio.Future[Reply]]] = {}
         self._next_request = 0
@@ -181,14 +192,16 @@ class Connection:
             raise Down
         self._link.write(frame)
 
-    @property
-    def is_congested(self) -> bool:
-        """Whether the socket's buffer is full; wait with `room`."""
-        return not self._room.is_set()
-
     async def room(self) -> None:
         """Wait until the socket's buffer takes more."""
         await self._room.wait()
+
+    def _congested(self, is_so: bool) -> None:
+        self.is_congested = is_so
+        if is_so:
+            self._room.clear()
+        else:
+            self._room.set()
 
     def publish(self, subject: str, data: bytes = b"") -> None:
         """Send a message and expect no answer."""
@@ -231,14 +244,13 @@ class Connection:
 
     # Receiving
 
-    def subscribe(self, subject: str, handler: Handler) -> bytes:
+    def subscribe(self, subject: str, handler: Handler, run: Run | None = None) -> bytes:
         """Have `handler` called for each message on `subject`, also after reconnecting."""
         sid = b"%d" % self._next_sid
         self._next_sid += 1
-        self._subscriptions[sid] = (subject.encode(), handler)
+        self._subscriptions[sid] = (subject.encode(), handler, run)
         if self._link is not None:
-            self._link.handlers[sid] = handler
-            self._link.write(b"SUB %b %b\r\n" % (subject.encode(), sid))
+            self._link.write(self._link.route(sid, subject.encode(), handler, run))
         return sid
 
     def unsubscribe(self, sid: bytes) -> None:
@@ -246,6 +258,7 @@ class Connection:
         self._subscriptions.pop(sid, None)
         if self._link is not None:
             self._link.handlers.pop(sid, None)
+            self._link.runs.pop(sid, None)
             self._link.write(b"UNSUB %b\r\n" % sid)
 
     def listen(self, listener: Listener) -> None:
@@ -267,6 +280,9 @@ class Connection:
             except (AccessDenied, EngineUnfit) as error:
                 self._close(error)
                 return
+            except ssl.SSLCertVerificationError as error:
+                self._close(_untrusted(self.address, error))
+                return
             except (OSError, TimeoutError, ssl.SSLError, Down, ValueError) as error:
                 self.last_fault = _fault(error)
             else:
@@ -283,7 +299,10 @@ class Connection:
             try:
                 info = msgspec.json.decode(await link.greeting, type=ServerInfo)
                 if not info.headers or not info.version:
-                    raise EngineUnfit(f"{self.address} is no NATS server with headers")
+                    raise EngineUnfit(
+                        f"{self.address} is no NATS server with headers",
+                        "Check host and port; Skerry needs nats-server 2.15 or newer.",
+                    )
                 if info.tls_required:
                     upgraded = await self._loop.start_tls(
                         transport,
@@ -297,12 +316,11 @@ class Connection:
                     link.secure(transport)
                 elif self.address.tls:
                     raise EngineUnfit(
-                        f"{self.address} does not speak TLS, and the address asks for it"
+                        f"{self.address} does not speak TLS, and the address asks for it",
+                        "Start the site with --tls-cert and --tls-key, or write nats:// instead.",
                     )
                 lines = [b"CONNECT " + self._hello() + b"\r\n"]
-                for sid, (subject, handler) in self._subscriptions.items():
-                    link.handlers[sid] = handler
-                    lines.append(b"SUB %b %b\r\n" % (subject, sid))
+                lines += [link.route(sid, *how) for sid, how in self._subscriptions.items()]
                 transport.write(b"".join([*lines, b"PING\r\n"]))
                 await link.welcome
             except BaseException:
@@ -342,11 +360,10 @@ class Connection:
         self._link = link
         link.ready = True
         self.down_since = None
-        self._room.set()
-        for sid, (subject, handler) in self._subscriptions.items():
+        self._congested(False)
+        for sid, how in self._subscriptions.items():
             if sid not in link.handlers:  # subscribed while dialling
-                link.handlers[sid] = handler
-                link.write(b"SUB %b %b\r\n" % (subject, sid))
+                link.write(link.route(sid, *how))
         for listener in list(self._listeners):
             listener.on_up()
         self._up.set()
@@ -356,10 +373,11 @@ class Connection:
             return
         self._link = None
         self._up.clear()
-        self._room.set()
+        self._congested(False)
         if self._closed is not None:
             return
         self.down_since = self._loop.time()
+        self.last_heard = link.heard
         self.last_fault = _fault(error) if error else "the engine closed the connection"
         log.warning("connection to %s lost: %s; reconnecting", self.address, self.last_fault)
         self._fail_requests(Down())
@@ -379,7 +397,7 @@ class Connection:
             self._link.transport.close()
             self._link = None
         self._up.set()
-        self._room.set()
+        self._congested(False)
 
     def _fail_requests(self, error: Exception) -> None:
         requests, self._requests = self._requests, {}
@@ -407,7 +425,7 @@ class Connection:
         tick = min(1.0, self.settings.ping_interval)
         while self._closed is None:
             await asyncio.sleep(tick)
-            now = self._loop.time()
+            now = self.clock = self._loop.time()
             link = self._link
             if link is not None and link.overdue(now, self.settings.ping_interval):
                 self.last_fault = f"no answer to pings for {now - link.heard:.1f} s"
@@ -424,6 +442,7 @@ class _Link(asyncio.Protocol):
         self.greeting: asyncio.Future[bytes] = loop.create_future()
         self.welcome: asyncio.Future[None] = loop.create_future()
         self.handlers: dict[bytes, Handler] = {}
+        self.runs: dict[bytes, Run] = {}
         self.heard = loop.time()
         self.ready = False
         self.lost = False
@@ -454,19 +473,27 @@ class _Link(asyncio.Protocol):
                 future.exception()
         self._owner._lost(self, self._error or error)
 
+    def route(self, sid: bytes, subject: bytes, handler: Handler, run: Run | None) -> bytes:
+        """Send messages of subscription `sid` there; return the line that asks for them."""
+        self.handlers[sid] = handler
+        if run is not None:
+            self.runs[sid] = run
+        return b"SUB %b %b\r\n" % (subject, sid)
+
     def abort(self, error: Exception) -> None:
         self._error = error
         self.transport.abort()
 
     def pause_writing(self) -> None:
-        self._owner._room.clear()
+        self._owner._congested(True)
 
     def resume_writing(self) -> None:
-        self._owner._room.set()
+        self._owner._congested(False)
 
     def overdue(self, now: float, interval: float) -> bool:
+        if self._asked is not None and self.heard >= self._asked:
+            self._asked = None  # answered
         if now - self.heard < interval:
-            self._asked = None
             return False
         if self._asked is None:
             self._asked = now
@@ -490,23 +517,42 @@ class _Link(asyncio.Protocol):
         self._out_bytes = 0
 
     def data_received(self, data: bytes) -> None:
-        self.heard = self._loop.time()
+        self.heard = self._owner.clock = self._loop.time()
+        position = 0
         if self._parts:
-            self._parts.append(data)
             self._have += len(data)
             if self._have < self._need:
+                self._parts.append(data)
                 return
-            data = b"".join(self._parts)
+            # Complete the message that was cut; what lies behind it is not copied. In the middle
+            # of a control line nobody knows where that is, and everything is.
+            position = len(data) - (self._have - self._need) if self._need else len(data)
+            self._parts.append(data[:position])
+            whole = b"".join(self._parts)
             self._parts.clear()
-        position, end, need = 0, len(data), 0
-        handlers = self.handlers
+            self._split(whole, 0)
+        if position < len(data):
+            self._split(data, position)
+
+    def _split(self, data: bytes, position: int) -> None:
+        """Hand on every whole message from `position` on; keep what is behind the last."""
+        end, need = len(data), 0
+        handlers, runs = self.handlers, self.runs
         while position < end:
-            line_end = data.find(b"\r\n", position)
+            # One byte is found three times faster than two, and no control line holds another \\n.
+            line_end = data.find(b"\n", position) - 1
             if line_end < 0:
-                need = end - position + 1
-                break
+                break  # in the middle of a control line: nobody knows how much is missing
             first = data[position]
             if first == 72 or first == 77:  # HMSG, MSG
+                if runs:
+                    behind_subject = data.find(b" ", position + 5) + 1
+                    sid = data[behind_subject : data.find(b" ", behind_subject)]
+                    if (run := runs.get(sid)) is not None:
+                        behind = run(data, position)
+                        if behind > position:
+                            position = behind
+                            continue
                 words = data[position:line_end].split(b" ")
                 body = line_end + 2
                 body_end = body + int(words[-1])
@@ -565,6 +611,15 @@ def denied(address: Address, text: str) -> AccessDenied:
     return AccessDenied(
         f"{address} refused the credentials of user {address.user!r}",
         "Copy the connection file anew from credentials/ in the site's data folder.",
+    )
+
+
+def _untrusted(address: Address, error: ssl.SSLCertVerificationError) -> EngineUnfit:
+    """The engine could not prove who it is. Trying again would not help."""
+    return EngineUnfit(
+        f"the certificate of {address} is not trusted: {error.verify_message or error}",
+        "Use the connection file from credentials/ in the site's data folder: it holds what to "
+        "trust. The certificate must be valid for the host name in that file.",
     )
 
 

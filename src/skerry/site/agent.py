@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import logging
 import os
+import ssl
 import time
+from pathlib import Path
 from typing import Self
 
 import msgspec
@@ -23,21 +25,28 @@ from skerry.engine.wire import Connection
 from skerry.errors import (
     BadSetting,
     DurabilityUnavailable,
-    EngineFailed,
     EngineUnfit,
     FolderCorrupt,
     SkerryError,
+    Unavailable,
 )
 from skerry.log.topics import Topics
 from skerry.model.control import SiteStatus, TopicName, TopicRequest
 from skerry.model.names import check_site, topic_of_stream
 from skerry.model.topic import Topic, TopicSettings
 from skerry.site.control import Control
+from skerry.site.disk import watch_disk
 from skerry.site.mqtt import prepare_mqtt
 
 log = logging.getLogger("skerry.site")
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+EXTERNAL_TIME = 10.0
+"""Seconds to wait for an engine that the user runs; it may be starting at this moment."""
+RECOVERY_TIME = 110.0
+"""Seconds after which we say that our engine is still recovering its logs; it is left to it.
+10 000 topics take 30 s (measured)."""
 
 
 class Site:
@@ -55,7 +64,7 @@ class Site:
         self._folder: Folder | None = None
         self._connection: Connection | None = None
         self._control: Control | None = None
-        self._hang_watch: asyncio.Task[None] | None = None
+        self._watches: list[asyncio.Task[None]] = []
         self._own_streams = 0
         self._started = time.monotonic()
 
@@ -84,9 +93,9 @@ class Site:
 
     async def close(self) -> None:
         """Stop serving, stop the engine in order, free the folder."""
-        if self._hang_watch is not None:
-            self._hang_watch.cancel()
-            await asyncio.gather(self._hang_watch, return_exceptions=True)
+        for watch in self._watches:
+            watch.cancel()
+        await asyncio.gather(*self._watches, return_exceptions=True)
         if self._control is not None:
             await self._control.close()
         if self._connection is not None:
@@ -135,10 +144,11 @@ class Site:
         connection = self._connection
         assert connection is not None
         jetstream = JetStream(connection)
-        topics = Topics(jetstream, settings.site, settings.durability)
+        topics = Topics(jetstream, settings.site, settings.durability, settings.deliver_plain)
         await self._check_recovered(jetstream, topics)
+        await topics.set_delivery()
         if self.ports.mqtt is not None:
-            await prepare_mqtt(jetstream)
+            await prepare_mqtt(jetstream, settings.site)
         names = await jetstream.stream_names()
         self._own_streams = sum(1 for name in names if topic_of_stream(name) is None)
         self._control = Control(connection, settings.site)
@@ -146,7 +156,10 @@ class Site:
         if self._engine is not None:
             self._engine.watch()
             connection.listen(self._engine)
-            self._hang_watch = asyncio.create_task(self._watch_hang(self._engine, connection))
+            self._watches = [
+                asyncio.create_task(self._watch_hang(self._engine, connection)),
+                asyncio.create_task(watch_disk(self._engine, settings.data)),
+            ]
 
     def _serve(self, control: Control, topics: Topics) -> None:
         async def status(data: bytes) -> SiteStatus:
@@ -175,9 +188,8 @@ class Site:
             raise BadSetting(
                 "TLS needs both a certificate and a key", "Give --tls-cert and --tls-key."
             )
-        for file in (settings.tls_cert, settings.tls_key):
-            if file is not None and not os.access(file, os.R_OK):
-                raise BadSetting(f"the TLS file {file} cannot be read")
+        if settings.tls_cert is not None and settings.tls_key is not None:
+            _check_tls(settings.tls_cert, settings.tls_key)
         if settings.host not in _LOOPBACK and settings.tls_cert is None and not settings.insecure:
             raise BadSetting(
                 f"listening on {settings.host} without TLS would send passwords in the clear",
@@ -197,12 +209,16 @@ class Site:
         self.address = Address.load(self._folder.credentials / "admin.json")
         self._engine = Engine(binary, conf, self._folder)
         self._engine.start()
-        self._connection = await _first_connection(self.address, self._engine)
+        self._connection = await _first_connection(
+            self.address, self._engine, _patience(settings.hang_timeout)
+        )
 
     async def _use_engine(self, url: str) -> None:
         settings = self.settings
         self.address = msgspec.structs.replace(Address.parse(url), site=settings.site)
-        self._connection = await Connection.open(self.address, ClientSettings(timeout=10), "agent")
+        self._connection = await Connection.open(
+            self.address, ClientSettings(timeout=EXTERNAL_TIME), "agent"
+        )
         info = self._connection.info
         version = check_version(parse_version(info.version), str(self.address))
         if not info.jetstream:
@@ -220,7 +236,7 @@ class Site:
         """Use what we need once, and clean up: storing, transforming, mapping plain publishes."""
         site = self.settings.site
         jetstream = JetStream(connection)
-        topics = Topics(jetstream, site)
+        topics = Topics(jetstream, site, deliver_plain=True)
         probe = f"skerry-check-{os.getpid()}"
         mapped = asyncio.Event()
         sid = connection.subscribe(f"t.{probe}", lambda *_: mapped.set())
@@ -271,16 +287,35 @@ class Site:
         refuses them is starting, however long its recovery takes."""
         while True:
             await asyncio.sleep(0.5)
-            down = connection.down_since
+            silent = connection.now() - connection.last_heard
             if (
-                down is not None
-                and connection.now() - down > self.settings.hang_timeout
+                connection.down_since is not None
+                and silent > self.settings.hang_timeout
                 and connection.last_fault == "no answer"
                 and engine.pid is not None
             ):
-                log.error("the engine is silent for %.0f s; killing it", connection.now() - down)
+                log.error("the engine is silent for %.1f s; killing it", silent)
                 engine.kill()
                 await connection.wait_up(connection.now() + 3600)
+
+
+def _check_tls(cert: Path, key: Path) -> None:
+    for file in (cert, key):
+        try:
+            file.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadSetting(
+                f"the TLS file {file} cannot be read: {error}",
+                "Give a PEM file, and check its owner and permissions.",
+            ) from None
+    try:
+        no_passphrase = bytes  # rather than to ask for one
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, no_passphrase)
+    except (OSError, ValueError) as error:
+        raise BadSetting(
+            f"{cert} and {key} are no certificate and its key: {error}",
+            "Give the chain and the matching key in PEM format, without a passphrase.",
+        ) from None
 
 
 def _settings(request: TopicRequest) -> TopicSettings:
@@ -298,27 +333,42 @@ def _port(host: str, port: int, option: str) -> int:
     if port == 0:
         return free_port(host)
     if not 0 < port < 65536:
-        raise BadSetting(f"a port is 0 to 65535, not {port}")
+        raise BadSetting(f"a port is 0 to 65535, not {port}", f"Correct {option}.")
     check_port(host, port, option)
     return port
 
 
-async def _first_connection(address: Address, engine: Engine) -> Connection:
-    """Connect to an engine that was just started; say why if it died instead."""
-    opening = asyncio.create_task(
-        Connection.open(address, ClientSettings(timeout=110, reconnect_most=0.1), "agent")
+def _patience(hang_timeout: float) -> ClientSettings:
+    """Look often enough that a hung engine is noticed in about `hang_timeout`."""
+    usual = ClientSettings()
+    return ClientSettings(
+        timeout=RECOVERY_TIME,
+        ping_interval=min(usual.ping_interval, hang_timeout / 4),
+        connect_timeout=min(usual.connect_timeout, hang_timeout / 4),
+        reconnect_most=0.1,
     )
-    try:
-        while not opening.done():
-            await asyncio.wait({opening}, timeout=0.05)
-            if not opening.done() and (death := engine.death()):
-                raise death
-        return opening.result()
-    except SkerryError as error:
-        if isinstance(error, EngineFailed) or engine.death() is None:
-            raise
-        raise engine.death() or error from None
-    finally:
-        if not opening.done():
-            opening.cancel()
-            await asyncio.gather(opening, return_exceptions=True)
+
+
+async def _first_connection(
+    address: Address, engine: Engine, settings: ClientSettings
+) -> Connection:
+    """Connect to an engine that was just started, however long it recovers its logs; say why if
+    it died instead."""
+    while True:
+        opening = asyncio.create_task(Connection.open(address, settings, "agent"))
+        try:
+            while not opening.done():
+                await asyncio.wait({opening}, timeout=0.05)
+                if not opening.done() and (death := engine.death()):
+                    raise death
+            return opening.result()
+        except SkerryError as error:
+            if death := engine.death():
+                raise death from None
+            if not isinstance(error, Unavailable) or "refused" not in error.what:
+                raise
+            log.warning("the engine is still recovering its logs; see %s", engine.log_path)
+        finally:
+            if not opening.done():
+                opening.cancel()
+                await asyncio.gather(opening, return_exceptions=True)

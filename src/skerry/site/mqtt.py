@@ -1,10 +1,15 @@
 """MQTT subscribers with QoS 1 and 2 on `t/<topic>`.
 
 The engine hands a message that an MQTT client published with QoS 1 or 2 to QoS 1 and 2 subscribers
-only out of its own stream `$MQTT_msgs`, never directly. What a topic's log republishes to `t.…`
-still carries the publisher's QoS mark but is not in that stream, so such subscribers would get
-nothing (docs/adr/0003-plain-publish.md). We therefore have that stream take `t.>` as well. It
-keeps a message only while a session with QoS 1 or 2 waits for it.
+only out of its own stream `$MQTT_msgs`, never directly, and it files the message there under the
+subject it was mapped to: `$MQTT.msgs.s.<site>.<topic>`. What a topic's log republishes to `t.…`
+still carries the publisher's QoS mark, so such subscribers would get nothing
+(docs/adr/0003-plain-publish.md). We therefore have that stream file it under `t.<topic>`. It keeps
+a message only while a session with QoS 1 or 2 waits for it.
+
+The stream must not take `t.>` itself: events without that mark (from the SDK, from plain NATS, with
+QoS 0) go to all subscribers directly, and copies of them in the stream are never acknowledged.
+After 1024 of those a session would be given nothing any more.
 """
 
 from __future__ import annotations
@@ -19,12 +24,13 @@ KEEP = 7 * 24 * 3600
 a device that never comes back would fill the disk."""
 
 
-async def prepare_mqtt(jetstream: JetStream) -> None:
-    """Make or change the engine's MQTT stream so that it takes what topics deliver."""
+async def prepare_mqtt(jetstream: JetStream, site: str) -> None:
+    """Make or change the engine's MQTT stream so that subscribers of `t.…` find there what was
+    published to `p.…`."""
     wanted: dict[str, Any] = {
         "name": STREAM,
-        "subjects": ["$MQTT.msgs.>", "t.>"],
-        "subject_transform": {"src": "t.>", "dest": "$MQTT.msgs.t.>"},
+        "subjects": ["$MQTT.msgs.>"],
+        "subject_transform": {"src": f"$MQTT.msgs.s.{site}.>", "dest": "$MQTT.msgs.t.>"},
         "retention": "interest",
         "storage": "file",
         "num_replicas": 1,

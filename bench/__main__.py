@@ -1,0 +1,78 @@
+"""`python -m bench [ID-PREFIX]`: measure the figures whose id begins so; `--list` names them.
+
+A prefix is made of whole parts: `publish.1k` takes in `publish.1k.vs_raw`, and `publish` does not
+take in `publisher.client_mb`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+
+import msgspec
+import uvloop
+
+from bench import latency, memory, publish, subscribe
+from bench.harness import Figure, machine, now, progress, save, show
+
+BENCHMARKS = [
+    *publish.BENCHMARKS,
+    *subscribe.BENCHMARKS,
+    *latency.BENCHMARKS,
+    *memory.BENCHMARKS,
+]
+ORDER = [id for benchmark in BENCHMARKS for id in benchmark.ids]
+
+TARGETS = {
+    "publish.1k.vs_raw": (">=", 0.7),
+    "publish.1k.vs_natspy": (">=", 2.5),
+    "subscribe.1k.vs_raw": (">=", 0.7),
+    "publish.latency.vs_natspy": ("<=", 1.3),
+    "site.idle_mb": ("<", 120.0),
+}
+"""What is aimed for. Reported beside the figures, and never a reason to fail."""
+
+
+def is_chosen(id: str, prefix: str) -> bool:
+    """Whether the parts of `id` begin with those of `prefix`."""
+    return not prefix or id == prefix or id.startswith(prefix + ".")
+
+
+async def run(prefix: str) -> list[Figure]:
+    """Run what makes figures that begin with `prefix`, and return those."""
+    figures: list[Figure] = []
+    for benchmark in BENCHMARKS:
+        if any(is_chosen(id, prefix) for id in benchmark.ids):
+            made = [msgspec.structs.replace(f, date=now()) for f in await benchmark.run()]
+            assert [figure.id for figure in made] == list(benchmark.ids)
+            figures += [figure for figure in made if is_chosen(figure.id, prefix)]
+    return figures
+
+
+def main() -> int:
+    """Measure, save, show."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("prefix", nargs="?", default="", help="such as publish or subscribe.1k")
+    parser.add_argument("--list", action="store_true", help="name the figures and stop")
+    arguments = parser.parse_args()
+    chosen = [id for id in ORDER if is_chosen(id, arguments.prefix)]
+    if not chosen:
+        print(f"no figure begins with {arguments.prefix!r}; see --list", file=sys.stderr)
+        return 2
+    if arguments.list:
+        print("\n".join(chosen))
+        return 0
+    about = machine()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        figures = runner.run(run(arguments.prefix))
+    progress("")
+    save(about, figures, ORDER)
+    show(figures, TARGETS)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

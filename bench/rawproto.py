@@ -1,0 +1,187 @@
+"""The engine's protocol with nothing around it: the ceiling for any client written in Python.
+
+No reconnecting, no futures, no timeouts, no per-event objects. It frames many publishes with one
+`bytes.join`, and looks at what comes back only as far as needed to count it correctly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Callable
+from typing import Self, cast
+
+from skerry.engine.address import Address
+from skerry.engine.wire import WRITE_HIGH
+
+ACK = b'"seq":'
+"""Once in every acknowledgement of a publish, and nowhere else in one."""
+
+BLOCK = 256 * 1024
+"""Bytes framed and written at a time. Writing a whole window at once is slower, above all at 8 KB:
+the engine then waits while we frame, and we while it stores (tried: 64 KB to everything)."""
+
+PATIENCE = 60.0
+"""Seconds after which a run that does not end has failed."""
+
+
+class RawClient(asyncio.Protocol):
+    """One connection that does one thing at a time. Make it with `RawClient.open`."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.inbox = f"_INBOX.{address.site}.{address.user}.raw{secrets.token_hex(4)}".encode()
+        self._transport: asyncio.Transport
+        self._up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._receive: Callable[[bytes], None] = self._greeted
+        self._resume: Callable[[], None] = lambda: None
+        self._paused = False
+        self._rest = b""
+        self._count = 0
+
+    @classmethod
+    async def open(cls, address: Address) -> Self:
+        """Connect as the user of `address`."""
+        loop = asyncio.get_running_loop()
+        _, client = await loop.create_connection(lambda: cls(address), address.host, address.port)
+        await client._up
+        return client
+
+    def close(self) -> None:
+        """Hang up."""
+        self._done.cancel()
+        self._transport.close()
+
+    # Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH)
+
+    def data_received(self, data: bytes) -> None:
+        self._receive(data)
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._resume()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        for future in (self._up, self._done):
+            if not future.done():
+                future.set_exception(error or ConnectionError("the engine hung up"))
+
+    def _greeted(self, data: bytes) -> None:
+        if self._up.done():
+            return  # the engine introduces itself once more
+        if data.startswith(b"INFO "):
+            hello = {
+                "verbose": False, "pedantic": False, "headers": True, "no_responders": True,
+                "protocol": 1, "user": self.address.user, "pass": self.address.password,
+            }  # fmt: skip
+            self._transport.write(
+                b"CONNECT %b\r\nSUB %b 1\r\nPING\r\n" % (json.dumps(hello).encode(), self.inbox)
+            )
+        elif data.startswith(b"PONG\r\n"):
+            self._up.set_result(None)
+        elif data.startswith(b"-ERR"):
+            self._up.set_exception(ConnectionError(data.decode("utf-8", "replace")))
+
+    # Publishing
+
+    async def publish(self, subject: str, data: bytes, events: int, window: int) -> float:
+        """Publish `events` times, at most `window` unacknowledged; return the seconds it took
+        until all were acknowledged. Each has an id of its own."""
+        head = b"NATS/1.0\r\nNats-Msg-Id:%b-00000000\r\n\r\n" % secrets.token_hex(8).encode()
+        before, _, after = head.partition(b"00000000")
+        size = len(head)
+        opening = b"HPUB %b %b %d %d\r\n%b" % (
+            subject.encode(), self.inbox, size, size + len(data), before
+        )  # fmt: skip
+        closing = after + data + b"\r\n"
+        between = closing + opening
+        block = max(BLOCK // (len(between) + 8), 1)
+        loop, write = asyncio.get_running_loop(), self._transport.write
+        sent, scheduled = 0, False
+
+        def send() -> None:
+            nonlocal sent, scheduled
+            scheduled = False
+            room = min(self._count + window, events) - sent
+            if room > 0 and not self._paused:
+                ids = [b"%08d" % number for number in range(sent, sent + min(room, block))]
+                write(b"".join((opening, between.join(ids), closing)))
+                sent += len(ids)
+                if room > block:
+                    scheduled = True
+                    loop.call_soon(send)
+
+        def receive(chunk: bytes) -> None:
+            chunk = self._rest + chunk
+            self._count += chunk.count(ACK)
+            # What ends the chunk may be the beginning of a mark, and cannot hold a whole one.
+            self._rest = chunk[1 - len(ACK) :]
+            if self._done.done():
+                return
+            if b'"error"' in chunk or b"-ERR" in chunk:
+                self._done.set_exception(ConnectionError(chunk.decode("utf-8", "replace")))
+            elif self._count == events:
+                self._done.set_result(None)
+            elif not scheduled:
+                send()
+
+        self._receive, self._resume, self._count, self._rest = receive, send, 0, b""
+        began = time.perf_counter()
+        send()
+        async with asyncio.timeout(PATIENCE):
+            await self._done
+        return time.perf_counter() - began
+
+    # Reading
+
+    async def pull(self, stream: str, consumer: str, events: int, batch: int = 512) -> float:
+        """Read `events` events with two requests for `batch` of them open; return the seconds."""
+        body = b'{"batch":%d,"expires":30000000000}' % batch
+        ask = b"PUB $JS.API.CONSUMER.MSG.NEXT.%b.%b %b %d\r\n%b\r\n" % (
+            stream.encode(), consumer.encode(), self.inbox, len(body), body
+        )  # fmt: skip
+        due = batch
+
+        def receive(chunk: bytes) -> None:
+            nonlocal due
+            chunk = self._rest + chunk
+            position, last, end, count = 0, 0, len(chunk), self._count
+            while (line_end := chunk.find(b"\n", position)) > 0:
+                if chunk[position] != 72:  # no HMSG: every event has an id, and so a header
+                    position = line_end + 1
+                    continue
+                size = chunk[chunk.rfind(b" ", position, line_end) : line_end]  # int() strips
+                following = line_end + 3 + int(size)
+                if following > end:
+                    break
+                last, position = position, following
+                count += 1
+            self._count, self._rest = count, chunk[position:]
+            while count >= due:
+                self._transport.write(ask)
+                due += batch
+            if count >= events and not self._done.done():
+                # $JS.ACK.stream.consumer.deliveries.index…: had anything but events been counted,
+                # the last one would not be the one that is due.
+                index = int(chunk[last:].split(b" ", 4)[3].split(b".")[5])
+                if index == events:
+                    self._done.set_result(None)
+                else:
+                    self._done.set_exception(ConnectionError(f"the last event is {index}"))
+
+        self._receive, self._count, self._rest = receive, 0, b""
+        began = time.perf_counter()
+        self._transport.write(ask + ask)
+        async with asyncio.timeout(PATIENCE):
+            await self._done
+        return time.perf_counter() - began
