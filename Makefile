@@ -23,7 +23,7 @@ help: ## list the targets
 	@echo "Another interpreter: make test PYTHON=python3.12 (and VENV=.venv-3.12 to keep both)"
 
 demo: $(STAMP) ## run the demonstration
-	@$(PY) examples/demo/demo.py $(ARGS)
+	@$(PY) -m examples.demo
 
 test: $(STAMP) ## run the tests; ARGS="-k name -x" goes to pytest
 	$(PY) -m pytest $(ARGS)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Self, cast
 
 from skerry.engine.address import Address
-from skerry.engine.wire import WRITE_HIGH
+from skerry.engine.link import WRITE_HIGH
 
 ACK = b'"seq":'
 """Once in every acknowledgement of a publish, and nowhere else in one."""
@@ -144,26 +144,44 @@ class RawClient(asyncio.Protocol):
 
     # Reading
 
-    async def pull(self, stream: str, consumer: str, events: int, batch: int = 512) -> float:
-        """Read `events` events with two requests for `batch` of them open; return the seconds."""
+    async def pull(
+        self,
+        stream: str,
+        consumer: str,
+        events: int,
+        take: Callable[[int, bytes], None] | None,
+        batch: int = 512,
+    ) -> float:
+        """Read `events` events with two requests for `batch` of them open; return the seconds.
+        `take` is called with index and payload of each; without it they are only counted."""
         body = b'{"batch":%d,"expires":30000000000}' % batch
         ask = b"PUB $JS.API.CONSUMER.MSG.NEXT.%b.%b %b %d\r\n%b\r\n" % (
             stream.encode(), consumer.encode(), self.inbox, len(body), body
         )  # fmt: skip
-        due = batch
+        due, index = batch, 0
 
         def receive(chunk: bytes) -> None:
-            nonlocal due
+            nonlocal due, index
             chunk = self._rest + chunk
             position, last, end, count = 0, 0, len(chunk), self._count
             while (line_end := chunk.find(b"\n", position)) > 0:
                 if chunk[position] != 72:  # no HMSG: every event has an id, and so a header
                     position = line_end + 1
                     continue
-                size = chunk[chunk.rfind(b" ", position, line_end) : line_end]  # int() strips
-                following = line_end + 3 + int(size)
-                if following > end:
-                    break
+                # HMSG subject sid reply head-size size; the reply is $JS.ACK.stream.consumer.
+                # deliveries.index.number.time.pending
+                if take is None:
+                    size = chunk[chunk.rfind(b" ", position, line_end) : line_end]  # int() strips
+                    following = line_end + 3 + int(size)
+                    if following > end:
+                        break
+                else:
+                    words = chunk[position:line_end].split(b" ")
+                    following = line_end + 3 + int(words[5])
+                    if following > end:
+                        break
+                    index = int(words[3].split(b".")[5])
+                    take(index, chunk[line_end + 1 + int(words[4]) : following - 2])
                 last, position = position, following
                 count += 1
             self._count, self._rest = count, chunk[position:]
@@ -171,8 +189,7 @@ class RawClient(asyncio.Protocol):
                 self._transport.write(ask)
                 due += batch
             if count >= events and not self._done.done():
-                # $JS.ACK.stream.consumer.deliveries.index…: had anything but events been counted,
-                # the last one would not be the one that is due.
+                # Had anything but events been counted, the last would not be the one that is due.
                 index = int(chunk[last:].split(b" ", 4)[3].split(b".")[5])
                 if index == events:
                     self._done.set_result(None)

@@ -9,6 +9,7 @@ import time
 from functools import partial
 
 import paho.mqtt.client as mqtt
+from paho.mqtt.enums import CallbackAPIVersion
 
 from skerry import Client
 from skerry.engine.address import find_address
@@ -70,7 +71,7 @@ class Device:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Publish until told to stop; then wait for every acknowledgement."""
-        client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, client_id="cellar")
+        client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id="cellar")
         client.username_pw_set(self._address.user, self._address.password)
         client.reconnect_delay_set(1, 1)
         client.on_publish = lambda _c, _u, mid, _r, _p: self.sure.add(self._waiting.pop(mid, b""))

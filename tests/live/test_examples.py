@@ -44,7 +44,7 @@ async def test_the_program_of_the_readme_prints_what_the_readme_says(
 
 
 async def test_the_demo_loses_nothing() -> None:
-    code, output = await run(sys.executable, "examples/demo/demo.py", COLUMNS="100")
+    code, output = await run(sys.executable, "-m", "examples.demo", COLUMNS="100")
     assert code == 0, output
     assert "nothing lost, nothing doubled" in output
     assert "restarts 1" in output

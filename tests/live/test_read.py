@@ -98,3 +98,12 @@ async def test_a_long_log_is_read_whole(client: Client) -> None:
         for n in range(20_000):
             await publisher.send(b"%d" % n)
     assert [int(e.data) async for e in client.read("t")] == list(range(20_000))
+
+
+@pytest.mark.parametrize("size", [1_000, 100_000, 300_000, 1_000_000])
+async def test_the_last_event_is_read_however_it_is_cut(client: Client, size: int) -> None:
+    await client.create_topic("t")
+    for n in range(5):
+        await client.publish("t", b"%d" % n + b"x" * size)
+    for _ in range(10):
+        assert [e.index async for e in client.read("t")] == [1, 2, 3, 4, 5]

@@ -276,10 +276,10 @@ class SyncSubscription:
         return self
 
     def __next__(self) -> Event:
-        events = self._loop.run(_some(self._subscription, 1))
-        if not events:
+        event = self._loop.run(_next(self._subscription))
+        if event is None:
             raise StopIteration
-        return events[0]
+        return event
 
     def ack(self, event: Event) -> None:
         """Say that `event` is done with."""
@@ -295,12 +295,15 @@ class SyncSubscription:
             self._loop.run(self._subscription.close())
 
 
-async def _some(events: AsyncIterator[Event], most: int = 256) -> list[Event]:
+async def _next(events: AsyncIterator[Event]) -> Event | None:
+    return await anext(events, None)
+
+
+async def _some(events: AsyncIterator[Event]) -> list[Event]:
+    """A batch, so that a long read does not change threads for every event."""
     batch: list[Event] = []
-    async for event in events:
+    while len(batch) < 256 and (event := await anext(events, None)) is not None:
         batch.append(event)
-        if len(batch) >= most:
-            break
     return batch
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from skerry.engine.wire import NO_RESPONDERS, Connection, Down, Reply
+from skerry.engine.link import Down
+from skerry.engine.wire import NO_RESPONDERS, Connection, Reply
 from skerry.errors import EngineError, EventTooLarge, SkerryError, StorageFull
 
 ATTEMPT = 5.0

@@ -16,7 +16,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from skerry.engine.wire import Connection, Down
+from skerry.engine.link import Down
+from skerry.engine.wire import Connection
 from skerry.model.event import ACK_PREFIX, Event, status_of
 
 EXPIRES = 30.0

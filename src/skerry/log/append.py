@@ -24,7 +24,8 @@ from typing import Self
 import msgspec
 
 from skerry.engine.jetstream import error_of
-from skerry.engine.wire import NO_RESPONDERS, Connection, Down, Listener
+from skerry.engine.link import Down
+from skerry.engine.wire import NO_RESPONDERS, Connection, Listener
 from skerry.errors import (
     AccessDenied,
     BadSetting,

@@ -22,8 +22,8 @@ import contextlib
 import logging
 from typing import Any
 
+from skerry.engine.link import Down
 from skerry.engine.pull import NANO
-from skerry.engine.wire import Down
 from skerry.errors import BadSetting, SkerryError, SubscriptionError
 from skerry.log.follow import Subscription
 from skerry.model.event import Event

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
 from datetime import UTC, datetime
 from typing import Any, Self
 
@@ -96,10 +97,34 @@ class Subscription(Listener):
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    def __aiter__(self) -> Self:
-        return self
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self._events()  # a generator costs less an event than calls of __anext__
 
     async def __anext__(self) -> Event:
+        await self._wait()
+        event = self._held.popleft()
+        self._given(event)
+        return event
+
+    async def _events(self) -> AsyncGenerator[Event, None]:
+        held = self._held
+        while True:
+            if not held:
+                try:
+                    await self._wait()
+                except StopAsyncIteration:
+                    return
+            event = held.popleft()
+            self._given(event)
+            yield event
+
+    def _given(self, event: Event) -> None:
+        self._held_bytes -= len(event.data)
+        if len(self._held) == self._low:
+            self._ask()
+
+    async def _wait(self) -> None:
+        """Until an event is held; raise what ends the subscription."""
         while not self._held:
             if self._error is not None:
                 raise self._error
@@ -111,12 +136,6 @@ class Subscription(Listener):
                 await self._waiter
             finally:
                 self._waiter = None
-        held = self._held
-        event = held.popleft()
-        self._held_bytes -= len(event.data)
-        if len(held) <= self._low:
-            self._ask()
-        return event
 
     def ack(self, event: Event) -> None:
         """Say that `event` is done with. It is not delivered to this durable subscription again,
@@ -158,6 +177,7 @@ class Subscription(Listener):
     def _hold(self, events: list[Event]) -> None:
         self._held.extend(events)
         self._held_bytes += sum([len(event.data) for event in events])
+        self._ask()
         if self._waiter is not None:
             self._wake()
 

@@ -12,8 +12,8 @@ import secrets
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from skerry.engine.link import Down
 from skerry.engine.pull import NANO
-from skerry.engine.wire import Down
 from skerry.errors import AgedOut, SkerryError
 from skerry.log.follow import Start, Subscription
 from skerry.model.event import Event

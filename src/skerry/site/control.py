@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from skerry import errors
-from skerry.engine.wire import Connection, Down
+from skerry.engine.link import Down
+from skerry.engine.wire import Connection
 from skerry.errors import SkerryError
 from skerry.model.control import Answer, Fault
 

@@ -16,11 +16,11 @@ import time
 from collections import Counter
 
 import uvloop
-from parties import Archive, Dashboard, Device, Sensor
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from examples.demo.parties import Archive, Dashboard, Device, Sensor
 from skerry import Client
 from skerry.testing import LocalSite
 
@@ -117,9 +117,10 @@ async def main() -> None:
         ]
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as work:
-            readers = [work.create_task(party.run()) for party in (dashboard, archive)]
+            readers = [work.create_task(dashboard.run()), work.create_task(archive.run())]
             await asyncio.gather(dashboard.ready.wait(), archive.ready.wait())
-            writers = [work.create_task(party.run(stop)) for party in (*sensors, device)]
+            publishers: list[Sensor | Device] = [*sensors, device]
+            writers = [work.create_task(publisher.run(stop)) for publisher in publishers]
             with Live(console=console, refresh_per_second=10) as live:
                 await watch(live, site, parties, CALM, "publishing")
                 site.kill_engine()
@@ -138,7 +139,8 @@ async def main() -> None:
         console.print(await check(client, sensors, device, archive))
         console.print(
             f"\n{latest:,} events through an engine crash, "
-            f"[bold green]nothing lost, nothing doubled[/], in {time.monotonic() - began:.0f} s.\nNext: skerry up, then skerry --help"
+            f"[bold green]nothing lost, nothing doubled[/], in {time.monotonic() - began:.0f} s.\n"
+            "Next: skerry up, then skerry --help"
         )
 
 
