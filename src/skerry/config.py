@@ -63,6 +63,9 @@ class SiteSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The data folder; it holds everything of the site and belongs to one process at a time."""
     host: str = "127.0.0.1"
     """The address to listen on. Loopback unless told otherwise."""
+    advertise: str | None = None
+    """The name or address that clients elsewhere reach this site by; it goes into the connection
+    files of `sdk` and `plain`. With TLS the certificate must be valid for it. None: `host`."""
     port: int = DEFAULT_PORT
     """The TCP port for NATS clients and the SDK; 0 picks a free one."""
     mqtt_port: int | None = None
@@ -79,7 +82,7 @@ class SiteSettings(msgspec.Struct, frozen=True, kw_only=True):
     event after another it is some 30 times slower (measured)."""
     max_store: int | None = None
     """Bytes of disk that all topics together may take; None: what the engine finds fit,
-    three quarters of what is free."""
+    three quarters of what is free or taken by topics already."""
     max_event_bytes: int = 8 * 1024 * 1024
     """The largest event, in bytes, that any topic takes. 8 MiB is where NATS' advice ends."""
     tls_cert: Path | None = None

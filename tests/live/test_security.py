@@ -127,6 +127,19 @@ async def test_the_sdk_connects_over_tls(secure: LocalSite) -> None:
         assert (await client.status()).address.startswith("tls://localhost:")
 
 
+async def test_a_site_known_by_a_public_name_uses_that_name_s_certificate(tmp_path: Path) -> None:
+    """The agent reaches its engine on loopback and verifies the public name."""
+    public = issue(tmp_path, "farm.example")
+    async with LocalSite(advertise="farm.example", **public.settings) as site:
+        given = address_of(site)
+        assert (given.host, given.verify) == ("farm.example", "")
+        here = msgspec.structs.replace(given, host="127.0.0.1", verify="farm.example")
+        async with connect(here) as client:
+            assert (await client.status()).site == "local"
+        with pytest.raises(errors.EngineUnfit, match="not trusted"):
+            await connect(msgspec.structs.replace(given, host="127.0.0.1"), timeout=5).open()
+
+
 async def test_trust_in_the_authority_is_enough(
     secure: LocalSite, certificates: Certificates
 ) -> None:

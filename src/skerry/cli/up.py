@@ -85,6 +85,13 @@ def up(
             rich_help_panel=_LISTEN,
         ),
     ] = None,
+    advertise: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST", help="The name that clients elsewhere reach this site by.",
+            show_default="the address of --host", rich_help_panel=_LISTEN,
+        ),
+    ] = None,
     plain: Annotated[
         bool,
         typer.Option(
@@ -152,6 +159,7 @@ def up(
         websocket_port=(
             DEFAULT_WEBSOCKET_PORT if websocket and websocket_port is None else websocket_port
         ),
+        advertise=advertise,
         plain=plain,
         durability=durability,
         max_store=None if max_store is None else parse_size(max_store),

@@ -25,6 +25,8 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     tls: bool = False
     ca: str = ""
     """PEM text of certificates to trust besides the system's."""
+    verify: str = ""
+    """The name that the engine's certificate must be valid for, where that is not `host`."""
 
     def __str__(self) -> str:
         return f"{'tls' if self.tls else 'nats'}://{host_port(self.host, self.port)}"
@@ -118,6 +120,8 @@ def host_port(host: str, port: int) -> str:
 
 def write_secret(path: Path, content: bytes) -> None:
     """Replace `path` by `content` in one step, readable and writable by its owner only."""
+    if path.exists() and path.stat().st_mode & 0o777 == 0o600 and path.read_bytes() == content:
+        return
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

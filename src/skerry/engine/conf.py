@@ -73,18 +73,22 @@ def write_conf(folder: Folder, settings: SiteSettings, ports: Ports) -> Path:
 def _write(folder: Folder, settings: SiteSettings, ports: Ports, ca: str) -> Path:
     folder.credentials.mkdir(mode=0o700, exist_ok=True)
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104
+    if ca and host == "127.0.0.1":
+        host = "localhost"
+    name = settings.advertise
     users = []
     for user in USERS:
         file = folder.credentials / f"{user}.json"
         password = Address.load(file).password if file.exists() else secrets.token_urlsafe(24)
         address = Address(
             site=settings.site,
-            host="localhost" if ca and host == "127.0.0.1" else host,
+            host=host if user == "admin" else name or host,
             port=ports.client,
             user=user,
             password=password,
             tls=bool(ca),
             ca=ca,
+            verify=name if name and user == "admin" else "",
         )
         address.save(file)
         allowed = rights(settings.site, user)

@@ -23,9 +23,8 @@ STREAM_EXISTS = 10058
 SUBJECTS_OVERLAP = 10065
 CONSUMER_NOT_FOUND = 10014
 MESSAGE_TOO_LARGE = 10054
-NO_STORAGE = (10023, 10047, 10028, 10077, 10122)
-"""Insufficient resources, no storage left, memory limit, a stream's store failed, too many requests
-for the store."""
+NO_STORAGE = (10002, 10023, 10028, 10047, 10077)
+"""The account's, the server's, memory or disk is used up, or a stream could not store."""
 
 
 class ApiError(EngineError):

@@ -1,7 +1,8 @@
 """The engine's process: started, watched, started anew when it dies, stopped.
 
 The engine dies with its supervisor (on Linux the kernel sees to it; elsewhere the next start ends
-the orphan), and the supervisor brings back an engine that dies, with a growing pause. An engine
+the orphan; the kernel looks at the thread that started it, so start a site from one that lives as
+long), and the supervisor brings back an engine that dies, with a growing pause. An engine
 that cannot even start several times in a row is a fault for a person to look at.
 """
 

@@ -288,7 +288,7 @@ class Connection:
                         transport,
                         link,
                         self.address.tls_context(),
-                        server_hostname=self.address.host,
+                        server_hostname=self.address.verify or self.address.host,
                     )
                     if upgraded is None:
                         raise Down

@@ -202,8 +202,8 @@ class Site:
         self._folder = Folder.open(settings.data, settings.site, version)
         self.ports = Ports(
             _port(settings.host, settings.port, "--port"),
-            _maybe_port(settings.host, settings.mqtt_port, "--mqtt"),
-            _maybe_port(settings.host, settings.websocket_port, "--websocket"),
+            _maybe_port(settings.host, settings.mqtt_port, "--mqtt-port"),
+            _maybe_port(settings.host, settings.websocket_port, "--websocket-port"),
         )
         conf = write_conf(self._folder, settings, self.ports)
         self.address = Address.load(self._folder.credentials / "admin.json")

@@ -48,7 +48,11 @@ class LocalSite:
         return self.settings.data
 
     def connect(
-        self, user: str = "sdk", *, timeout: float = 30.0, settings: ClientSettings | None = None
+        self,
+        user: str = "sdk",
+        *,
+        timeout: float | None = None,
+        settings: ClientSettings | None = None,
     ) -> Client:
         """A client of this site, as `user`."""
         return connect(self.data, user=user, timeout=timeout, settings=settings)
