@@ -37,7 +37,7 @@ async def _skerry(stage: Stage, topic: str, size: int, events: int) -> float:
             if event.index != expected:
                 raise RuntimeError(f"event {event.index} came instead of {expected}")
             seen += len(event.data)
-            if event.index == events:
+            if expected == events:
                 break
         seconds = time.perf_counter() - began
     _check(seen, size * events)

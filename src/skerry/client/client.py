@@ -224,7 +224,7 @@ class Client:
         from_index: int | None = None,
         from_time: datetime | None = None,
         durable: str | None = None,
-        window: int = 1024,
+        window: int | None = None,
         ack_wait: float = 30.0,
     ) -> Subscribing:
         """Follow a topic and its sub-topics: `async with client.subscribe("t") as events`, or
@@ -233,7 +233,7 @@ class Client:
         Without a start: events stored from now on. `durable` names a subscription that resumes
         where it was, also after a crash; acknowledge its events with `subscription.ack(event)`,
         what is not acknowledged within `ack_wait` seconds comes again. At most `window` events are
-        in flight.
+        in flight (by default 16384, or 1024 of a durable subscription).
         """
         return Subscribing(
             self._open.reader.subscribe(

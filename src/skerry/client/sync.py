@@ -193,7 +193,7 @@ class SyncClient:
         from_index: int | None = None,
         from_time: datetime | None = None,
         durable: str | None = None,
-        window: int = 1024,
+        window: int | None = None,
         ack_wait: float = 30.0,
     ) -> SyncSubscription:
         """Follow a topic and its sub-topics; iterate over it with `for`."""

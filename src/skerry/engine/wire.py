@@ -241,6 +241,11 @@ class Connection:
             self._link.runs.pop(sid, None)
             self._link.write(b"UNSUB %b\r\n" % sid)
 
+    def leave(self, sid: bytes) -> None:
+        """Ask the engine to send no more for `sid`; what is under way still reaches the handler."""
+        if self._link is not None:
+            self._link.write(b"UNSUB %b\r\n" % sid)
+
     def listen(self, listener: Listener) -> None:
         """Tell `listener` of what happens from now on."""
         self._listeners.append(listener)

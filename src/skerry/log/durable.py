@@ -31,6 +31,10 @@ from skerry.model.names import check_subscription
 
 log = logging.getLogger("skerry.subscription")
 
+WINDOW = 1024
+"""Events that may be unacknowledged if nobody says otherwise: what a crashed reader leaves to be
+delivered again."""
+
 ACKED_KEPT = 65536
 """How many acknowledged indexes a subscription remembers to drop repetitions."""
 
@@ -42,11 +46,18 @@ the rest waits for `ack_wait`."""
 class DurableSubscription(Subscription):
     """Every event at least once, across crashes of the engine and of the reader."""
 
-    def __init__(self, *arguments: Any, name: str, ack_wait: float = 30.0, **options: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        name: str,
+        ack_wait: float = 30.0,
+        window: int | None = None,
+        **options: Any,
+    ) -> None:
         if not ack_wait >= 0.1:
             raise BadSetting(f"ack_wait is 0.1 seconds or more, not {ack_wait!r}")
         self.name = check_subscription(name)
-        super().__init__(*arguments, **options)
+        super().__init__(*arguments, window=WINDOW if window is None else window, **options)
         self._ack_wait = ack_wait
         self._acked: dict[int, None] = {}
         self._highest = 0
@@ -66,6 +77,9 @@ class DurableSubscription(Subscription):
     async def close(self) -> None:
         """Stop. What was fetched and not handed out goes back to the engine, for the next reader;
         the subscription itself stays there."""
+        if not self._closed and self._connection.is_up:
+            self._pull.leave()
+            await self._round_trip()  # behind it nothing is under way any more
         await super().close()
         if not self._held or not self._connection.is_up:
             return
@@ -73,17 +87,20 @@ class DurableSubscription(Subscription):
         # request and puts that event to the end of what it delivers again. Giving back the others
         # only then keeps their order.
         self.reject(self._held.popleft())
-        with contextlib.suppress(SkerryError):
-            await self._jetstream.call("INFO", timeout=1.0)
+        await self._round_trip()
         while self._held:
             self.reject(self._held.popleft())
+
+    async def _round_trip(self) -> None:
+        with contextlib.suppress(SkerryError):
+            await self._jetstream.call("INFO", timeout=1.0)
 
     def _answer(self, reply: bytes, body: bytes) -> None:
         # An answer that is lost with the connection is a redelivery.
         with contextlib.suppress(Down):
             self._connection.write(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
 
-    def _take(self, events: list[Event], pending: int) -> None:
+    def _take(self, events: list[Event], size: int, pending: int) -> None:
         self.pending = pending
         acked = self._acked
         fresh = [event for event in events if event.index not in acked]
@@ -93,7 +110,7 @@ class DurableSubscription(Subscription):
                     self._answer(event.reply, b"+ACK")
         self._highest = max(self._highest, max([event.index for event in events]))
         if fresh:
-            self._hold(fresh)
+            self._hold(fresh, size)
         else:
             self._ask()
 

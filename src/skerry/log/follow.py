@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Self
 
@@ -54,7 +55,7 @@ class Subscription(Listener):
         topic: str,
         start: Start,
         *,
-        window: int = 1024,
+        window: int,
         window_bytes: int = 32 * 1024 * 1024,
     ) -> None:
         if not 1 <= window <= 100_000:
@@ -70,10 +71,10 @@ class Subscription(Listener):
         self._whole = topic == owner
         self._start = start
         self._window = window
-        self._low = window // 2
         self._consumer = ""
         self._held: deque[Event] = deque()
-        self._held_bytes = 0
+        self._mean = 0.0
+        """Bytes of an event, from what came lately; it falls slowly and rises at once."""
         self._waiter: asyncio.Future[None] | None = None
         self._error: SkerryError | None = None
         self._closed = False
@@ -89,6 +90,7 @@ class Subscription(Listener):
             raise
         self._connection.listen(self)
         self._pull.start(self._stream, self._consumer)
+        self._ask()
         return self
 
     async def __aenter__(self) -> Self:
@@ -103,24 +105,20 @@ class Subscription(Listener):
     async def __anext__(self) -> Event:
         await self._wait()
         event = self._held.popleft()
-        self._given(event)
+        self._ask()
         return event
 
     async def _events(self) -> AsyncGenerator[Event, None]:
-        held = self._held
+        take, held = self._held.popleft, self._held
         while True:
             if not held:
                 try:
                     await self._wait()
                 except StopAsyncIteration:
                     return
-            event = held.popleft()
-            self._given(event)
-            yield event
-
-    def _given(self, event: Event) -> None:
-        self._held_bytes -= len(event.data)
-        if len(self._held) == self._low:
+            with suppress(IndexError):  # another reader of this subscription took the rest
+                for _ in range(len(held)):
+                    yield take()
             self._ask()
 
     async def _wait(self) -> None:
@@ -164,7 +162,7 @@ class Subscription(Listener):
         """Make sure that the engine has a consumer at the right place, and name it."""
         raise NotImplementedError
 
-    def _take(self, events: list[Event], pending: int) -> None:
+    def _take(self, events: list[Event], size: int, pending: int) -> None:
         """Events came in; hold or drop each."""
         raise NotImplementedError
 
@@ -174,15 +172,16 @@ class Subscription(Listener):
 
     # What they share
 
-    def _hold(self, events: list[Event]) -> None:
+    def _hold(self, events: list[Event], size: int) -> None:
         self._held.extend(events)
-        self._held_bytes += sum([len(event.data) for event in events])
+        self._mean = max(size / len(events), self._mean * 0.9)
         self._ask()
         if self._waiter is not None:
             self._wake()
 
     def _ask(self) -> None:
-        self._pull.ask(len(self._held), self._held_bytes)
+        # Bytes are estimated: to add up what is held would cost more than to hand it out.
+        self._pull.ask(len(self._held), int(len(self._held) * self._mean))
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -208,7 +207,8 @@ class Subscription(Listener):
         try:
             await self._find_consumer()
             if self._connection.is_up:
-                self._pull.start(self._stream, self._consumer, len(self._held), self._held_bytes)
+                self._pull.start(self._stream, self._consumer)
+                self._ask()
             self._wake()
         except SkerryError as error:
             self._fail(error)

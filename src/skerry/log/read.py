@@ -113,8 +113,8 @@ class Reader:
         from_index: int | None = None,
         from_time: datetime | None = None,
         durable: str | None = None,
-        window: int,
-        ack_wait: float,
+        window: int | None = None,
+        ack_wait: float = 30.0,
     ) -> Subscription:
         """Follow `topic`; see `Subscription`."""
         if from_index is not None and from_time is not None:

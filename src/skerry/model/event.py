@@ -21,6 +21,11 @@ ACK_PREFIX = b"$JS.ACK."
 account, stream, consumer, deliveries, index, number, time and pending."""
 
 
+def index_of(reply: bytes) -> int:
+    """The index that an acknowledgement subject names."""
+    return int(reply.rsplit(b".", 4)[1])
+
+
 def reply_of(index: int, nanoseconds: int) -> bytes:
     """The acknowledgement subject of an event that was not delivered by a consumer."""
     return b"%b-.-.1.%d.0.%d.0" % (ACK_PREFIX, index, nanoseconds)
