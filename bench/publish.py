@@ -83,5 +83,5 @@ def _benchmark(id: str, size: str, events: int, durability: Durability) -> Bench
 
 BENCHMARKS = [
     *(_benchmark(f"publish.{size}", size, EVENTS[size], "process") for size in SIZES),
-    _benchmark("publish.1k.power", "1k", POWER_EVENTS, "power"),
+    *(_benchmark(f"publish.{size}.power", size, POWER_EVENTS, "power") for size in SIZES),
 ]
