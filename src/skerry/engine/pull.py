@@ -11,6 +11,7 @@ owner is told (`lost`) to look and to begin anew.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable
 
@@ -27,6 +28,9 @@ HEARTBEAT = 2.0
 SILENCE = 3
 """Heartbeats that may be missing before the consumer is taken for lost."""
 NANO = 1_000_000_000
+
+_numbers = itertools.count()
+"""No two pulls share an inbox: what one asked for must not reach the other."""
 
 
 class Pull:
@@ -50,7 +54,7 @@ class Pull:
         self._window_bytes = window_bytes
         self._deliver = deliver
         self._lost = lost
-        self._inbox = f"{connection.inbox}.s.{id(self):x}."
+        self._inbox = f"{connection.inbox}.s.{next(_numbers)}."
         self._sid = connection.subscribe(self._inbox + "*", self._on_message, self._on_messages)
         self._own = b"?"
         self._next: bytes | None = None
