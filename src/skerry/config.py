@@ -46,12 +46,18 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> ClientSettings:
         """Return self if every value is in range; else raise `BadSetting`."""
-        if not 0.1 <= self.timeout <= DUPLICATE_WINDOW - 10:
-            raise BadSetting(
-                f"a timeout is 0.1 to {DUPLICATE_WINDOW - 10:.0f} seconds, not {self.timeout!r}",
-                "Beyond the duplicate window a retried publish could be stored twice.",
-            )
+        check_timeout(self.timeout)
         return self
+
+
+def check_timeout(seconds: float) -> float:
+    """Return `seconds` if a call may take so long; else raise `BadSetting`."""
+    if not 0.1 <= seconds <= DUPLICATE_WINDOW - 10:
+        raise BadSetting(
+            f"a timeout is 0.1 to {DUPLICATE_WINDOW - 10:.0f} seconds, not {seconds!r}",
+            "Beyond the duplicate window a retried publish could be stored twice.",
+        )
+    return seconds
 
 
 class SiteSettings(msgspec.Struct, frozen=True, kw_only=True):

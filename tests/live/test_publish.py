@@ -205,6 +205,13 @@ async def test_closing_the_client_ends_what_is_in_flight(site: LocalSite) -> Non
 async def test_timeouts_beyond_the_duplicate_window_are_refused(site: LocalSite) -> None:
     with pytest.raises(errors.BadSetting, match="timeout"):
         site.connect(timeout=500)
+    async with site.connect() as client:
+        await client.create_topic("t")
+        with pytest.raises(errors.BadSetting, match="timeout"):
+            await client.publish("t", "x", timeout=500)
+        with pytest.raises(errors.BadSetting, match="timeout"):
+            client.publisher("t", timeout=500)
+        assert await client.latest_index("t") == 0
 
 
 async def test_a_client_must_be_opened(site: LocalSite) -> None:

@@ -23,6 +23,7 @@ from typing import Self
 
 import msgspec
 
+from skerry.config import check_timeout
 from skerry.engine.jetstream import error_of
 from skerry.engine.link import Down
 from skerry.engine.wire import NO_RESPONDERS, Connection, Listener
@@ -88,7 +89,7 @@ async def append(
         extra_headers(headers, key, lifespan),
     )
     check_size(connection, len(head) + len(payload))
-    limit = timeout or connection.settings.timeout
+    limit = connection.settings.timeout if timeout is None else check_timeout(timeout)
     deadline = connection.now() + limit
     sent = False
     while True:
@@ -162,7 +163,7 @@ class Publisher(Listener):
         self._subject = write_subject(site, topic)
         self._window = window
         self._window_bytes = window_bytes
-        self._timeout = timeout or connection.settings.timeout
+        self._timeout = connection.settings.timeout if timeout is None else check_timeout(timeout)
         self._name = new_id().encode()
         self._next = 0
         self._in_flight: dict[int, InFlight] = {}

@@ -11,8 +11,9 @@ from skerry.errors import BadSetting
 
 Durability = Literal["process", "power"]
 
-MIN_AGE = 60.0
-"""Seconds. A log forgets the ids of aged-out events, and a retried publish needs them."""
+MIN_AGE = 120.0
+"""Seconds. A log forgets the ids of aged-out events, and a retried publish needs them for as long
+as the duplicate window."""
 
 
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,7 +27,7 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_bytes: int | None = None
     """Keep at most so many bytes, payloads, headers and the engine's own few bytes an event."""
     max_age: float | None = None
-    """Keep an event for at most so many seconds (60 or more; see `lifespan` for less)."""
+    """Keep an event for at most so many seconds (120 or more; see `lifespan` for less)."""
     max_event_bytes: int | None = None
     """Refuse an event whose payload and headers together are larger."""
     durability: Durability = "process"
