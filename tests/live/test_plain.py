@@ -106,6 +106,15 @@ async def nothing_waits(admin: Client) -> bool:
     return info is not None and info["state"]["messages"] == 0
 
 
+async def test_the_engine_s_own_streams_for_mqtt_are_no_topics(
+    site: LocalSite, client: Client
+) -> None:
+    """It makes several when the first MQTT client comes."""
+    async with Device(site) as device:
+        await device.subscribe("t/t", 1)
+        assert (await client.status()).topics == len(await client.topics()) == 1
+
+
 @pytest.mark.parametrize("qos", [0, 1, 2])
 async def test_what_mqtt_publishes_is_in_the_log_and_reaches_subscribers(
     site: LocalSite, client: Client, qos: int

@@ -6,6 +6,7 @@ in one log with one index, and each sub-topic can be read alone. So no topic may
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
@@ -92,9 +93,7 @@ class Topics:
 
     async def list(self) -> list[Topic]:
         """All topics, by name."""
-        infos = await self._jetstream.streams()
-        topics = [topic_of(i) for i in infos if topic_of_stream(i["config"]["name"])]
-        return sorted(topics, key=lambda topic: topic.name)
+        return topics_of(await self._jetstream.streams())
 
     async def change(self, name: str, changes: dict[str, Any]) -> Topic:
         """Change some settings of a topic. Lower limits age out the oldest events at once."""
@@ -114,9 +113,9 @@ class Topics:
                 raise await self._unknown(name) from None
             raise
 
-    async def set_delivery(self) -> None:
-        """Have every topic deliver to plain clients, or none, as this site does now."""
-        for info in await self._jetstream.streams():
+    async def set_delivery(self, streams: Iterable[dict[str, Any]]) -> None:
+        """Have every topic among `streams` deliver to plain clients, or none, as this site does."""
+        for info in streams:
             if topic_of_stream(info["config"]["name"]):
                 topic = topic_of(info)
                 if ("republish" in info["config"]) != self._deliver_plain:
@@ -168,7 +167,6 @@ def unknown_topic(name: str) -> UnknownTopic:
 def stream_config(site: str, name: str, settings: TopicSettings) -> dict[str, Any]:
     """The stream that keeps the log of topic `name` with its home at `site`."""
     subject = write_subject(site, name)
-    window = min(DUPLICATE_WINDOW, settings.max_age or DUPLICATE_WINDOW)
     return {
         "name": stream_of(name),
         "subjects": [subject, f"{subject}.>"],
@@ -182,11 +180,17 @@ def stream_config(site: str, name: str, settings: TopicSettings) -> dict[str, An
         "max_bytes": settings.max_bytes or -1,
         "max_age": int((settings.max_age or 0) * NANO),
         "max_msg_size": settings.max_event_bytes or -1,
-        "duplicate_window": int(window * NANO),
+        "duplicate_window": int(DUPLICATE_WINDOW * NANO),
         "allow_direct": True,
         "allow_msg_ttl": True,
         "metadata": {_HOME: site, _DURABILITY: settings.durability},
     }
+
+
+def topics_of(streams: Iterable[dict[str, Any]]) -> list[Topic]:
+    """The topics among the engine's streams, by name."""
+    topics = [topic_of(info) for info in streams if topic_of_stream(info["config"]["name"])]
+    return sorted(topics, key=lambda topic: topic.name)
 
 
 def topic_of(info: dict[str, Any]) -> Topic:

@@ -9,7 +9,7 @@ import os
 import ssl
 import time
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 import psutil
@@ -30,7 +30,7 @@ from skerry.errors import (
     SkerryError,
     Unavailable,
 )
-from skerry.log.topics import Topics
+from skerry.log.topics import Topics, topics_of
 from skerry.model.control import SiteStatus, TopicName, TopicRequest
 from skerry.model.names import check_site, topic_of_stream
 from skerry.model.topic import Topic, TopicSettings
@@ -65,7 +65,6 @@ class Site:
         self._connection: Connection | None = None
         self._control: Control | None = None
         self._watches: list[asyncio.Task[None]] = []
-        self._own_streams = 0
         self._started = time.monotonic()
 
     async def __aenter__(self) -> Self:
@@ -109,7 +108,10 @@ class Site:
     async def status(self) -> SiteStatus:
         """How the site is now."""
         assert self._connection is not None
-        info = await JetStream(self._connection).call("INFO")
+        jetstream = JetStream(self._connection)
+        info = await jetstream.call("INFO")
+        subject = f"s.{self.settings.site}.>"
+        topics = await jetstream.call("STREAM.NAMES", {"subject": subject})
         engine_pid = self._engine.pid if self._engine else None
         memory = 0
         for pid in filter(None, (engine_pid, os.getpid())):
@@ -125,7 +127,7 @@ class Site:
             agent_pid=os.getpid(),
             restarts=self._engine.restarts if self._engine else 0,
             uptime=time.monotonic() - self._started,
-            topics=info["streams"] - self._own_streams,
+            topics=topics["total"],
             subscriptions=info["consumers"],
             stored_bytes=info["storage"],
             memory_bytes=memory,
@@ -145,12 +147,11 @@ class Site:
         assert connection is not None
         jetstream = JetStream(connection)
         topics = Topics(jetstream, settings.site, settings.durability, settings.deliver_plain)
-        await self._check_recovered(jetstream, topics)
-        await topics.set_delivery()
+        streams = await jetstream.streams()
+        self._check_recovered(streams)
+        await topics.set_delivery(streams)
         if self.ports.mqtt is not None:
             await prepare_mqtt(jetstream, settings.site)
-        names = await jetstream.stream_names()
-        self._own_streams = sum(1 for name in names if topic_of_stream(name) is None)
         self._control = Control(connection, settings.site)
         self._serve(self._control, topics)
         if self._engine is not None:
@@ -261,11 +262,11 @@ class Site:
             with contextlib.suppress(SkerryError):
                 await topics.delete(probe)
 
-    async def _check_recovered(self, jetstream: JetStream, topics: Topics) -> None:
+    def _check_recovered(self, streams: list[dict[str, Any]]) -> None:
         """Every log on disk must be there, and nobody's demand for `power` be broken."""
         if self._folder is not None and self._engine is not None:
             stored = self._folder.stored_streams()
-            lost = stored.keys() - set(await jetstream.stream_names())
+            lost = stored.keys() - {info["config"]["name"] for info in streams}
             if lost:
                 names = ", ".join(sorted(topic_of_stream(name) or name for name in lost))
                 where = ", ".join(str(stored[name]) for name in sorted(lost))
@@ -275,7 +276,7 @@ class Site:
                     f"The reason is in {self._engine.log_path}.",
                 )
         if self.settings.durability == "process":
-            strict = [t.name for t in await topics.list() if t.settings.durability == "power"]
+            strict = [t.name for t in topics_of(streams) if t.settings.durability == "power"]
             if strict:
                 raise DurabilityUnavailable(
                     f"{', '.join(strict[:5])} demand durability 'power'; this site gives 'process'",
@@ -296,7 +297,8 @@ class Site:
             ):
                 log.error("the engine is silent for %.1f s; killing it", silent)
                 engine.kill()
-                await connection.wait_up(connection.now() + 3600)
+                with contextlib.suppress(SkerryError):  # still away: look again
+                    await connection.wait_up(connection.now() + self.settings.hang_timeout)
 
 
 def _check_tls(cert: Path, key: Path) -> None:
