@@ -7,13 +7,14 @@ async with skerry.connect() as client:
 
 from skerry import errors
 from skerry.client import Client, connect
+from skerry.config import VERSION
 from skerry.errors import SkerryError
 from skerry.log.append import Publisher
 from skerry.log.follow import Subscription
 from skerry.model.event import Event
 from skerry.model.topic import Topic, TopicSettings
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "Client",

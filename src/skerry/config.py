@@ -8,7 +8,10 @@ from pathlib import Path
 import msgspec
 
 from skerry.errors import BadSetting
+from skerry.model.fabric import Tier
 from skerry.model.topic import Durability
+
+VERSION = "0.1.0"
 
 DUPLICATE_WINDOW = 120.0
 """Seconds. For so long a topic remembers the ids of its events and refuses a second copy.
@@ -24,6 +27,8 @@ DEFAULT_PORT = 4222
 DEFAULT_MQTT_PORT = 1883
 """MQTT's registered port."""
 DEFAULT_WEBSOCKET_PORT = 4280
+DEFAULT_LINK_PORT = 7422
+"""The port that NATS' own documentation uses for leaf nodes, which links are."""
 
 
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +48,8 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     ready 9 ms after its start (measured)."""
     reconnect_most: float = 1.0
     """Seconds between attempts at the most."""
+    return_every: float = 2.0
+    """Seconds between looks whether the nearest site is back, while connected to another."""
 
     def check(self) -> ClientSettings:
         """Return self if every value is in range; else raise `BadSetting`."""
@@ -95,6 +102,17 @@ class SiteSettings(msgspec.Struct, frozen=True, kw_only=True):
     """PEM file with the certificate chain. With `tls_key`, every listener speaks TLS only."""
     tls_key: Path | None = None
     """PEM file with the private key."""
+    tier: Tier = "edge"
+    """`hub`: well connected, takes links; `edge`: may be cut off, and may only dial out."""
+    link_port: int | None = None
+    """The TCP port for links of other sites; None: this site only dials out, 0: a free one."""
+    beat: float = 0.2
+    """Seconds between heartbeats on each link."""
+    silence: float = 0.8
+    """Seconds without a heartbeat after which a link is taken for dead. Four beats: below a second,
+    and above any pause seen here under full load."""
+    link_idle: float = 60.0
+    """Seconds after which a link, or a copy for readers, that nobody uses is removed."""
     insecure: bool = False
     """Listen beyond loopback without TLS all the same."""
     hang_timeout: float = 10.0

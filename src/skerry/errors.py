@@ -20,6 +20,13 @@
     ├── Unavailable               the site did not answer in time
     │   └── OutcomeUnknown        … after a publish was sent: it may or may not be stored
     ├── PublishFailed             some events of a publisher were not acknowledged
+    ├── FabricError               several sites together
+    │   ├── NotInFabric           this site has not joined one
+    │   ├── JoinRefused           the token is forged, expired or used, or versions differ
+    │   ├── SiteTaken             another site has that name
+    │   ├── UnknownSite           no site of that name
+    │   ├── MoveFailed            a topic stayed where it was
+    │   └── Conflict              somebody else changed the entry first
     ├── EngineError               the engine's binary or process
     │   ├── EngineMissing, EngineTooOld, EngineUnfit, EngineFailed
     │   └── PortTaken
@@ -170,6 +177,42 @@ class PublishFailed(SkerryError):
         self.first = first
         if isinstance(first, SkerryError):
             self.exit_code = first.exit_code
+
+
+class FabricError(SkerryError):
+    """Something between sites."""
+
+    exit_code = 10
+
+
+class NotInFabric(FabricError):
+    """The site stands alone, and this needs a fabric."""
+
+
+class JoinRefused(FabricError):
+    """The coordination site did not take the token, or the version, of a site that joins."""
+
+    exit_code = 6
+
+
+class SiteTaken(FabricError):
+    """Another site of the fabric has that name."""
+
+    exit_code = 4
+
+
+class UnknownSite(FabricError):
+    """The fabric has no site of that name."""
+
+    exit_code = 3
+
+
+class MoveFailed(FabricError):
+    """A topic could not be moved; it stays where it was."""
+
+
+class Conflict(FabricError):
+    """An entry of the coordination store was changed by somebody else first."""
 
 
 class EngineError(SkerryError):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
@@ -12,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import pytest
@@ -83,12 +85,12 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
 class Running:
     """A command that runs on; its output goes to files."""
 
-    def __init__(self, data: Path, out: Path, *arguments: str) -> None:
+    def __init__(self, data: Path, out: Path, *arguments: str, **more: str) -> None:
         self._out, self._err = out.with_suffix(".out"), out.with_suffix(".err")
         with self._out.open("wb") as stdout, self._err.open("wb") as stderr:
             self.process = subprocess.Popen(
                 [SKERRY, *arguments],
-                env=environment(data),
+                env=environment(data, **more),
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
@@ -120,11 +122,11 @@ class Running:
 
 
 @contextmanager
-def running(data: Path, out: Path, *arguments: str) -> Iterator[Running]:
+def running(data: Path, out: Path, *arguments: str, **more: str) -> Iterator[Running]:
     """A command that is ended at the end, whatever happens."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a background job's, and inherited
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    command = Running(data, out, *arguments)
+    command = Running(data, out, *arguments, **more)
     try:
         yield command
     finally:
@@ -134,11 +136,59 @@ def running(data: Path, out: Path, *arguments: str) -> Iterator[Running]:
 
 
 @contextmanager
-def site_up(data: Path, out: Path, *options: str) -> Iterator[Running]:
+def site_up(data: Path, out: Path, *options: str, **more: str) -> Iterator[Running]:
     """A `skerry up` that is ready."""
-    with running(data, out, "up", "--data", str(data), "--port", "0", *options) as command:
+    arguments = ("up", "--data", str(data), "--port", "0", *options)
+    with running(data, out, *arguments, **more) as command:
         command.wait_line(" is up at ")
         yield command
+
+
+class Terminal:
+    """A command at a terminal of its own."""
+
+    def __init__(self, data: Path, *arguments: str) -> None:
+        self.screen = b""
+        self._ours, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [SKERRY, *arguments],
+            env=environment(data, TERM="xterm", COLUMNS="200"),
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+        )
+        os.close(theirs)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        self.process.wait(DEADLINE)
+        os.close(self._ours)
+
+    def type(self, text: str) -> None:
+        """Press keys."""
+        os.write(self._ours, text.encode())
+
+    def wait_for(self, text: str) -> None:
+        """Wait until `text` was on the screen."""
+        wait_for(lambda: self._read() and text.encode() in self.screen, f"{text!r} on the screen")
+
+    def wait(self) -> int:
+        """Wait for the end; return the exit code."""
+        wait_for(lambda: self._read() and self.process.poll() is not None, "the end")
+        self._read()
+        return self.process.wait(DEADLINE)
+
+    def _read(self) -> bool:
+        while select.select([self._ours], [], [], 0)[0]:
+            try:
+                chunk = os.read(self._ours, 65536)
+            except OSError:  # everybody at the other end is gone
+                break
+            self.screen += chunk
+        return True
 
 
 def engines(data: Path) -> list[psutil.Process]:

@@ -460,7 +460,7 @@ async def external(data: Path, url: str) -> AsyncIterator[Site]:
 
 WARNING = "plain clients cannot publish here"
 ACCOUNT = {"jetstream": "enabled", "users": [{"user": "me", "password": "s3cret"}]}
-MAPPING = {"p.>": "s.local.>"}
+MAPPING = {"p.>": "s.local.0.>"}
 
 
 async def test_a_site_on_an_external_engine_works(

@@ -20,7 +20,7 @@ def test_good_names_map_one_to_one(name: str) -> None:
     assert names.check_topic(name) == name
     assert names.topic_of_stream(names.stream_of(name)) == name
     assert names.topic_of_subject(names.stored_subject(name)) == name
-    assert names.write_subject("farm", name) == "s.farm." + name.replace("/", ".")
+    assert names.write_subject("farm", name) == "s.farm.0." + name.replace("/", ".")
 
 
 @given(NAME, NAME)

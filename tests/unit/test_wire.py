@@ -33,7 +33,7 @@ def frame(message: Message) -> bytes:
 async def receive(chunks: list[bytes]) -> list[Message]:
     """What the handler of subscription 1 is called with."""
     address = Address(site="s", host="127.0.0.1", port=1)
-    link = Link(Connection(address, ClientSettings(), "test"))
+    link = Link(Connection([address], ClientSettings(), "test"))
     got: list[Message] = []
     link.handlers[b"1"] = lambda *message: got.append(message)
     for chunk in chunks:
@@ -59,7 +59,7 @@ def test_byte_by_byte(messages: list[Message]) -> None:
 
 def test_a_failing_handler_does_not_end_the_connection() -> None:
     async def run() -> list[bytes]:
-        link = Link(Connection(Address(site="s", host="h", port=1), ClientSettings(), "test"))
+        link = Link(Connection([Address(site="s", host="h", port=1)], ClientSettings(), "test"))
         got: list[bytes] = []
 
         def handler(subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:

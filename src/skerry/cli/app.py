@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from skerry.cli import doctor, get, pub, read, status, sub, topic, up
+from skerry.cli import doctor, fabric, get, move, pub, read, sites, status, sub, topic, up
 from skerry.cli.output import note, prepare, report, wants_json
 from skerry.errors import InputError, SkerryError
 
@@ -27,7 +27,9 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-topics = typer.Typer(no_args_is_help=True, help="Create, list, change and delete topics.")
+topics = typer.Typer(no_args_is_help=True, help="Create, list, change, move and delete topics.")
+fabrics = typer.Typer(no_args_is_help=True, help="Begin a fabric of several sites; let them join.")
+site = typer.Typer(no_args_is_help=True, help="Take a site out of service, or out of the fabric.")
 
 
 def main() -> None:
@@ -103,9 +105,18 @@ _add(topics, "create", topic.create, topic.CREATE_EXAMPLE)
 _add(topics, "list", topic.list_topics, topic.LIST_EXAMPLE)
 _add(topics, "show", topic.show, topic.SHOW_EXAMPLE)
 _add(topics, "set", topic.change, topic.SET_EXAMPLE)
+_add(topics, "move", move.move, move.EXAMPLE)
 _add(topics, "delete", topic.delete, topic.DELETE_EXAMPLE)
 _add(app, "pub", pub.pub, pub.EXAMPLE)
 _add(app, "sub", sub.sub, sub.EXAMPLE)
 _add(app, "get", get.get, get.EXAMPLE)
 _add(app, "read", read.read, read.EXAMPLE)
+app.add_typer(fabrics, name="fabric")
+_add(fabrics, "init", fabric.init, fabric.INIT_EXAMPLE)
+_add(fabrics, "token", fabric.token, fabric.TOKEN_EXAMPLE)
+_add(app, "sites", sites.sites, sites.SITES_EXAMPLE)
+_add(app, "links", sites.links, sites.LINKS_EXAMPLE)
+app.add_typer(site, name="site")
+_add(site, "drain", sites.drain, sites.DRAIN_EXAMPLE)
+_add(site, "remove", sites.remove, sites.REMOVE_EXAMPLE)
 _add(app, "doctor", doctor.doctor, doctor.EXAMPLE)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from skerry.cli.common import connected, run
+from skerry.cli.common import Targets, connected, find_targets, run
 from skerry.cli.output import count
 from skerry.config import default_data
 from skerry.engine.binary import find_binary, parse_version, show_version
@@ -46,11 +46,23 @@ class Finding(msgspec.Struct, frozen=True):
     advice: str = ""
 
 
-def examine(target: str | None, timeout: float) -> list[Finding]:
-    """Look at everything that `target` (a site, as `--connect` takes it) lets us see."""
-    place = target or os.environ.get("SKERRY_CONNECT") or str(default_data())
+def examine(given: Targets, timeout: float) -> list[Finding]:
+    """Look at everything that the sites, as `--connect` takes them, let us see."""
+    places = find_targets(given) or [str(default_data())]
+    findings = [check_python(), check_binary(any(_is_folder(place) for place in places))]
+    for place in places:
+        findings += examine_site(place, timeout)
+    return findings
+
+
+def _is_folder(place: str) -> bool:
+    return "://" not in place and not Path(place).expanduser().is_file()
+
+
+def examine_site(place: str, timeout: float) -> list[Finding]:
+    """Look at one site."""
     folder = None if "://" in place else Path(place).expanduser()
-    findings = [check_python(), check_binary(needed=folder is not None and not folder.is_file())]
+    findings: list[Finding] = []
     running = True
     if folder is not None and folder.is_file():
         findings += check_modes([folder])
@@ -62,7 +74,7 @@ def examine(target: str | None, timeout: float) -> list[Finding]:
         running = holder.state == "ok"
         findings += [holder, *check_modes(secret_files(folder))]
     if running:
-        findings += run(check_site(target, timeout))
+        findings += run(check_site([place], timeout))
     if folder is not None and folder.is_dir():
         findings += check_log(folder / "engine.log")
     return findings
@@ -166,8 +178,12 @@ def is_alive(pid: object, holder: dict[str, Any]) -> bool:
 
 
 def secret_files(folder: Path) -> list[Path]:
-    """The files of a data folder that hold passwords."""
-    return [*sorted(folder.glob("credentials/*.json")), *folder.glob("engine.json")]
+    """The files of a data folder that hold passwords and keys."""
+    return [
+        *sorted(folder.glob("credentials/*.json")),
+        *folder.glob("engine.json"),
+        *folder.glob("fabric.json"),
+    ]
 
 
 def check_modes(files: list[Path]) -> Iterator[Finding]:
@@ -180,8 +196,9 @@ def check_modes(files: list[Path]) -> Iterator[Finding]:
             yield Finding(
                 "credentials", "problem",
                 f"{file} holds a password, and others may use it (mode {mode:04o})",
-                f"Run `chmod 600 {shlex.quote(str(file))}`; if somebody may have read it, delete "
-                "it and restart.",
+                f"Run `chmod 600 {shlex.quote(str(file))}`; if somebody may have read it, "
+                + ("join anew in another folder." if file.name == "fabric.json" else
+                   "delete it and restart."),
             )  # fmt: skip
         elif not os.access(file, os.R_OK):
             loose = True
@@ -193,7 +210,7 @@ def check_modes(files: list[Path]) -> Iterator[Finding]:
         yield Finding("credentials", "ok", f"{count(len(files), 'file')}, for their owner only")
 
 
-async def check_site(target: str | None, timeout: float) -> list[Finding]:
+async def check_site(target: Targets, timeout: float) -> list[Finding]:
     """The site answers."""
     trips = []
     try:

@@ -15,7 +15,9 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol, Self
 
+from skerry.cli import peers
 from skerry.cli.output import console, count
+from skerry.engine.address import host_port
 from skerry.errors import SkerryError
 from skerry.model.control import SiteStatus
 from skerry.model.quantities import show_duration, show_size
@@ -105,6 +107,8 @@ class LogLines:
     def ready(self, site: Site, next_step: str) -> None:
         """The line that a person, or a program that waits for the site, looks for."""
         listeners = "".join(f", {name} on {where}" for name, where in _listeners(site))
+        if fabric := peers.membership(site):
+            listeners += f", in the fabric {fabric}, {peers.linked(site)}"
         self._say(
             f"site {site.settings.site} is up at {site.address}{listeners}, data in "
             f"{site.settings.data}; next: {next_step}"
@@ -112,10 +116,10 @@ class LogLines:
 
     async def watch(self, site: Site) -> None:
         """Say what changes, for ever."""
-        health = _Health(site)
+        health, links = _Health(site), peers.Links(site)
         while True:
             await asyncio.sleep(TICK)
-            for line in health.look():
+            for line in (*health.look(), *links.look()):
                 self._say(line)
 
     def stopping(self) -> None:
@@ -166,6 +170,7 @@ class StatusLine:
         for name, value in [
             ("address", str(site.address)),
             *_listeners(site),
+            *([("fabric", fabric)] if (fabric := peers.membership(site)) else []),
             ("data", str(site.settings.data)),
             ("next", next_step),
             ("stop", "Ctrl-C"),
@@ -175,9 +180,9 @@ class StatusLine:
 
     async def watch(self, site: Site) -> None:
         """Keep the line current, for ever."""
-        health = _Health(site)
+        health, links = _Health(site), peers.Links(site)
         while True:
-            for line in health.look():
+            for line in (*health.look(), *links.look()):
                 self._warn(line)
             status = None
             if site.is_up:
@@ -185,7 +190,10 @@ class StatusLine:
                     async with asyncio.timeout(PATIENCE):
                         status = await site.status()
                         health.answered()
-            self._show(_up_line(status) if status else _down_line(health))
+            shown = _up_line(status) if status else _down_line(health)
+            if (below := peers.fabric_line(site)) is not None:
+                shown.append_text(below)
+            self._show(shown)
             await asyncio.sleep(TICK)
 
     def stopping(self) -> None:
@@ -242,6 +250,9 @@ def _listeners(site: Site) -> list[tuple[str, str]]:
         found.append(("mqtt", f"{'mqtts' if tls else 'mqtt'}://{host}:{port}"))
     if (port := site.ports.websocket) is not None:
         found.append(("websocket", f"{'wss' if tls else 'ws'}://{host}:{port}"))
+    if (port := site.ports.link) is not None:
+        where = host_port(site.settings.advertise or site.settings.host, port)
+        found.append(("links", where))
     return found
 
 

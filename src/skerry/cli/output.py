@@ -106,13 +106,13 @@ def console(stream: TextIO | None = None) -> Console:
     )
 
 
-def draw(what: RenderableType) -> None:
-    """Print something of rich's, without blanks at the ends of lines."""
-    screen = console()
+def draw(what: RenderableType, stream: TextIO | None = None) -> None:
+    """Print something of rich's to stdout or `stream`, without blanks at the ends of lines."""
+    screen = console(stream)
     with screen.capture() as capture:
         screen.print(what)
     for line in capture.get().splitlines():
-        emit(line.rstrip())
+        print(line.rstrip(), file=stream or sys.stdout, flush=True)
 
 
 def columns(*headings: str) -> Table:

@@ -14,15 +14,26 @@ from typing import Annotated, Any
 
 import typer
 
-from skerry.cli.common import TIMEOUT, AsJson, Connect, Timeout, TopicName, connected, run
+from skerry.cli.common import (
+    TIMEOUT,
+    AsJson,
+    Connect,
+    Targets,
+    Timeout,
+    TopicName,
+    connected,
+    run,
+)
 from skerry.cli.lines import lines
-from skerry.cli.output import count, emit, emit_json
+from skerry.cli.output import count, emit, emit_json, note
 from skerry.errors import BadSetting, InputError, PublishFailed, SkerryError
 from skerry.model.quantities import parse_duration, show_size
+from skerry.model.topic import Ack
 
 EXAMPLE = """Examples:
   skerry pub sensors/roof 21.5
   skerry pub sensors/roof 21.5 --key roof --header unit=C --lifespan 1h
+  skerry pub orders/17 '{"paid": true}' --ack quorum
   tail -f app.log | skerry pub logs/app
   skerry pub history --file events.jsonl"""
 
@@ -56,14 +67,22 @@ def pub(
             metavar="ID", help="A second event with the same id within two minutes adds nothing."
         ),
     ] = None,
+    ack: Annotated[
+        Ack | None,
+        typer.Option(
+            help="What to wait for, in a fabric: that the event is durable at this site (its index "
+            "is not known yet), at the topic's home, or at enough replicas to survive the home.",
+            show_default="what the topic says",
+        ),
+    ] = None,
     connect: Connect = None,
     timeout: Timeout = TIMEOUT,
     as_json: AsJson = False,
 ) -> None:
     """Publish one event, or one a line.
 
-    Prints the event's index once it is stored; of many events the number, the indexes and the
-    rate. A line's end (LF or CRLF) is no part of the event."""
+    Prints the event's index once it is stored, or - if it waits in the outbox; of many events the
+    number, the indexes and the rate. A line's end (LF or CRLF) is no part of the event."""
     options: dict[str, Any] = {
         "key": key,
         "headers": _headers(header or []),
@@ -72,7 +91,7 @@ def pub(
     if data is not None and data != "-":
         if file is not None:
             raise BadSetting("there is a payload and a file to publish", "Give one of them.")
-        _publish_one(topic, data, {**options, "id": id}, connect, timeout, as_json)
+        _publish_one(topic, data, {**options, "id": id, "ack": ack}, connect, timeout, as_json)
         return
     if id is not None:
         raise BadSetting(
@@ -85,7 +104,7 @@ def pub(
             "there is nothing to publish",
             f"Write `skerry pub {topic} DATA`, pipe lines into it, or give --file.",
         )
-    _publish_lines(topic, file, options, connect, timeout, as_json)
+    _publish_lines(topic, file, options, ack, connect, timeout, as_json)
 
 
 def _headers(pairs: list[str]) -> dict[str, str] | None:
@@ -102,7 +121,7 @@ def _publish_one(
     topic: str,
     data: str,
     options: dict[str, Any],
-    connect: str | None,
+    connect: Targets,
     timeout: float,
     as_json: bool,
 ) -> None:
@@ -114,9 +133,11 @@ def _publish_one(
 
     index = run(publish())
     if as_json:
-        emit_json({"topic": topic, "index": index})
+        emit_json({"topic": topic, "index": index or None})
     else:
-        emit(str(index))
+        emit(str(index or "-"))
+        if not index and sys.stderr.isatty():
+            note("it is kept in this site's outbox; the topic's home gets it when it is in reach")
 
 
 class _Tally:
@@ -149,8 +170,9 @@ class _Tally:
             index = ack.result()
             self.stored += 1
             self.bytes += size
-            self.first = min(self.first or index, index)
-            self.last = max(self.last, index)
+            if index:  # else it is in the outbox
+                self.first = min(self.first or index, index)
+                self.last = max(self.last, index)
         elif isinstance(error, SkerryError):
             self.failure = self.failure or error
 
@@ -159,13 +181,14 @@ def _publish_lines(
     topic: str,
     file: Path | None,
     options: dict[str, Any],
-    connect: str | None,
+    ack: Ack | None,
+    connect: Targets,
     timeout: float,
     as_json: bool,
 ) -> None:
     tally = _Tally()
     with _opened(file) as descriptor, _progress(file) as advance:
-        ended = run(_stream(topic, descriptor, options, connect, timeout, tally, advance))
+        ended = run(_stream(topic, descriptor, options, ack, connect, timeout, tally, advance))
     rate = tally.stored / tally.seconds if tally.seconds else 0.0
     if as_json:
         emit_json(
@@ -189,10 +212,13 @@ def _publish_lines(
 
 def _summary(topic: str, tally: _Tally, rate: float) -> str:
     text = f"{count(tally.stored, 'event')} to {topic}"
-    if tally.stored == 1:
+    if not tally.last and tally.stored:
+        text += ", kept in this site's outbox"
+    elif tally.stored == 1:
         return f"{text}, index {tally.last}"
-    if tally.stored:
+    elif tally.stored:
         text += f", indexes {tally.first} to {tally.last}"
+    if tally.stored:
         text += f", {show_size(tally.bytes)}, {rate:,.0f} events/s"
     return text
 
@@ -201,7 +227,8 @@ async def _stream(
     topic: str,
     descriptor: int,
     options: dict[str, Any],
-    connect: str | None,
+    ack: Ack | None,
+    connect: Targets,
     timeout: float,
     tally: _Tally,
     advance: Callable[[int], object],
@@ -209,7 +236,10 @@ async def _stream(
     """Publish every line. However it ends, what was sent before is waited for. Returns why it
     ended early: an error, or True for Ctrl-C."""
     ended: SkerryError | bool = False
-    async with connected(connect, timeout) as client, client.publisher(topic) as publisher:
+    async with (
+        connected(connect, timeout) as client,
+        client.publisher(topic, ack=ack) as publisher,
+    ):
         try:
             async for line in lines(descriptor):
                 tally.add(await publisher.send(line, **options), len(line))

@@ -8,7 +8,16 @@ from typing import Annotated
 
 import typer
 
-from skerry.cli.common import TIMEOUT, AsJson, Connect, Timeout, TopicName, connected, run
+from skerry.cli.common import (
+    TIMEOUT,
+    AsJson,
+    Connect,
+    Targets,
+    Timeout,
+    TopicName,
+    connected,
+    run,
+)
 from skerry.cli.events import EventPrinter
 from skerry.cli.output import note
 from skerry.cli.place import Place, find_place
@@ -56,7 +65,7 @@ async def _follow(
     start: str | None,
     durable: str | None,
     count: int | None,
-    connect: str | None,
+    connect: Targets,
     timeout: float,
     as_json: bool,
 ) -> None:

@@ -1,22 +1,36 @@
-"""`skerry topic`: create, list, show, set, delete."""
+"""`skerry topic`: create, list, show, set, delete; see `move` for the sixth."""
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
 
 import typer
 
-from skerry.cli.common import TIMEOUT, AsJson, Connect, Timeout, TopicName, connected, run
+from skerry.cli.common import (
+    TIMEOUT,
+    AsJson,
+    Connect,
+    Timeout,
+    TopicName,
+    Yes,
+    agreed,
+    connected,
+    names,
+    run,
+)
 from skerry.cli.output import columns, count, draw, emit, emit_document, facts, note
 from skerry.errors import BadSetting
 from skerry.model.quantities import parse_duration, parse_size, show_duration, show_size
-from skerry.model.topic import Durability, Topic, TopicSettings
+from skerry.model.topic import MAX_REPLICAS, Ack, Durability, OnPartition, Topic, TopicSettings
 
-CREATE_EXAMPLE = "Example: skerry topic create sensors --max-age 7d --max-bytes 2GB"
+CREATE_EXAMPLE = """Examples:
+  skerry topic create sensors --max-age 7d --max-bytes 2GB
+  skerry topic create orders --home farm --replicas 2 --ack quorum"""
 LIST_EXAMPLE = "Example: skerry topic list"
 SHOW_EXAMPLE = "Example: skerry topic show sensors --json"
-SET_EXAMPLE = "Example: skerry topic set sensors --max-events 100000 --max-age none"
+SET_EXAMPLE = """Examples:
+  skerry topic set sensors --max-events 100000 --max-age none
+  skerry topic set orders --replicas 1 --spread lab"""
 DELETE_EXAMPLE = "Example: skerry topic delete sensors"
 
 MaxEvents = Annotated[str | None, typer.Option(metavar="N", help="Keep the newest N events.")]
@@ -30,6 +44,56 @@ MaxAge = Annotated[
 MaxEventBytes = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Refuse events that are larger.")
 ]
+_FABRIC = "Fabric"
+Home = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="SITE",
+        help="Where the home should be, the best first: repeated, or SITE,SITE.",
+        show_default="the site asked",
+        rich_help_panel=_FABRIC,
+    ),
+]
+Replicas = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=0,
+        max=MAX_REPLICAS,
+        help="Copies at other sites that survive the loss of the home.",
+        show_default="0",
+        rich_help_panel=_FABRIC,
+    ),
+]
+Spread = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOW",
+        help="Where replicas go: distributed (far from each other), colocated (near the home), or "
+        "SITE,SITE.",
+        show_default="distributed",
+        rich_help_panel=_FABRIC,
+    ),
+]
+AckLevel = Annotated[
+    Ack | None,
+    typer.Option(
+        "--ack",
+        help="What publishers wait for: that the event is durable at their own site, at the home, "
+        "or at enough replicas to survive the home.",
+        show_default="home",
+        rich_help_panel=_FABRIC,
+    ),
+]
+Partition = Annotated[
+    OnPartition | None,
+    typer.Option(
+        "--on-partition",
+        help="Whether a home with replicas takes events while the coordination site is away.",
+        show_default="stop",
+        rich_help_panel=_FABRIC,
+    ),
+]
 
 
 def create(
@@ -42,6 +106,11 @@ def create(
         Durability,
         typer.Option(help="What an acknowledged event survives: kill -9, or also a power cut."),
     ] = "process",
+    home: Home = None,
+    replicas: Replicas = None,
+    spread: Spread = None,
+    ack: AckLevel = None,
+    on_partition: Partition = None,
     connect: Connect = None,
     timeout: Timeout = TIMEOUT,
     as_json: AsJson = False,
@@ -51,6 +120,14 @@ def create(
     When a limit is reached the oldest events age out; without one it keeps everything. Creating it
     again with the same settings changes nothing."""
     settings = _settings(max_events, max_bytes, max_age, max_event_bytes)
+    settings |= _placement(replicas, spread, ack, on_partition)
+    if home is not None:
+        settings["home"] = names(home)
+    if not replicas and spread not in (None, "distributed", "colocated"):
+        raise BadSetting(
+            f"--spread {spread} names sites for replicas, and none are asked for",
+            "Give --replicas, and --home for where the topic itself should be.",
+        )
 
     async def ask() -> Topic:
         async with connected(connect, timeout) as client:
@@ -60,7 +137,16 @@ def create(
     if as_json:
         emit_document(topic)
         return
-    emit(f"topic {topic.name} is ready at site {topic.home}; it keeps {keeps(topic.settings)}")
+    copies = f", with replicas at {', '.join(topic.replicas)}" if topic.replicas else ""
+    emit(
+        f"topic {topic.name} is ready at site {topic.home}{copies}; "
+        f"it keeps {keeps(topic.settings)}"
+    )
+    if topic.settings.prefer and topic.home != topic.settings.prefer[0]:
+        emit(
+            f"Site {topic.settings.prefer[0]} could not take it now; see `skerry sites`, and move "
+            f"it with `skerry topic move {topic.name} --to {topic.settings.prefer[0]}`."
+        )
     if keeps(topic.settings) == "everything":
         emit(f"Limit it with `skerry topic set {topic.name} --max-age 7d`, --max-bytes or others.")
 
@@ -68,7 +154,7 @@ def create(
 def list_topics(
     connect: Connect = None, timeout: Timeout = TIMEOUT, as_json: AsJson = False
 ) -> None:
-    """List the topics of the site."""
+    """List the topics of the site, in a fabric of all sites."""
 
     async def ask() -> list[Topic]:
         async with connected(connect, timeout) as client:
@@ -81,17 +167,15 @@ def list_topics(
     if not topics:
         note("no topics yet; create one with `skerry topic create sensors`")
         return
-    table = columns("TOPIC", ">EVENTS", ">SIZE", ">FIRST", ">LATEST", ">SUBSCRIPTIONS", "KEEPS")
+    somewhere = any(topic.epoch for topic in topics)
+    table = columns(
+        "TOPIC", *(("HOME", ">EPOCH", "REPLICAS") if somewhere else ()),
+        ">EVENTS", ">SIZE", ">FIRST", ">LATEST", ">SUBSCRIPTIONS", "KEEPS",
+    )  # fmt: skip
     for topic in topics:
-        table.add_row(
-            topic.name,
-            f"{topic.events:,}",
-            show_size(topic.bytes),
-            str(topic.first_index) if topic.events else "-",
-            str(topic.latest_index) if topic.latest_index else "-",
-            f"{topic.subscriptions:,}",
-            keeps(topic.settings),
-        )
+        place = (topic.home, str(topic.epoch), ", ".join(topic.replicas) or "-")
+        state = dict(_state(topic)).values()
+        table.add_row(topic.name, *(place if somewhere else ()), *state, keeps(topic.settings))
     draw(table)
 
 
@@ -119,15 +203,24 @@ def change(
     durability: Annotated[
         Durability | None, typer.Option(help="What an acknowledged event survives.")
     ] = None,
+    home: Home = None,
+    replicas: Replicas = None,
+    spread: Spread = None,
+    ack: AckLevel = None,
+    on_partition: Partition = None,
     connect: Connect = None,
     timeout: Timeout = TIMEOUT,
     as_json: AsJson = False,
 ) -> None:
     """Change settings of a topic; none lifts a limit.
 
-    A lower limit ages out the oldest events at once. Needs the administrator's credentials, which
+    A lower limit ages out the oldest events at once. --home is a wish for the next home; `skerry
+    topic move` moves a topic now. Needs the administrator's credentials, which
     the data folder holds."""
     changes = _settings(max_events, max_bytes, max_age, max_event_bytes)
+    changes |= _placement(replicas, spread, ack, on_partition)
+    if home is not None:
+        changes["prefer"] = names(home)
     if durability is not None:
         changes["durability"] = durability
     if not changes:
@@ -144,7 +237,7 @@ def change(
 
 def delete(
     name: TopicName,
-    yes: Annotated[bool, typer.Option("--yes", "-y", metavar="", help="Do not ask.")] = False,
+    yes: Yes = False,
     connect: Connect = None,
     timeout: Timeout = TIMEOUT,
     as_json: AsJson = False,
@@ -163,7 +256,7 @@ def delete(
 
     topic = run(look())
     contents = f"{count(topic.events, 'event')} and {count(topic.subscriptions, 'subscription')}"
-    if not yes and not _agreed(f"Delete {name} with its {contents} for good?"):
+    if not yes and not agreed(f"Delete {name} with its {contents} for good?", "deleting"):
         note("nothing was deleted")
         raise typer.Exit(1)
     run(remove())
@@ -185,12 +278,6 @@ def keeps(settings: TopicSettings) -> str:
     return ", ".join(limits) or "everything"
 
 
-def _agreed(question: str) -> bool:
-    if not sys.stdin.isatty():
-        raise BadSetting("deleting needs a confirmation", "Give --yes to delete without asking.")
-    return typer.confirm(question, err=True)
-
-
 def _settings(
     max_events: str | None, max_bytes: str | None, max_age: str | None, max_event_bytes: str | None
 ) -> dict[str, Any]:
@@ -208,6 +295,14 @@ def _settings(
     }
 
 
+def _placement(
+    replicas: int | None, spread: str | None, ack: Ack | None, on_partition: OnPartition | None
+) -> dict[str, Any]:
+    """What was said of where the copies are, and what they are for."""
+    given = {"replicas": replicas, "spread": spread, "ack": ack, "on_partition": on_partition}
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def _whole(text: str) -> int:
     try:
         return int(text.replace(",", "").replace("_", ""))
@@ -217,21 +312,48 @@ def _whole(text: str) -> int:
         ) from None
 
 
+def _state(topic: Topic) -> list[tuple[str, str]]:
+    """The log in words. Nobody knows them while no site that holds it can be asked."""
+    known = topic.created.timestamp() > 0
+    pairs = [
+        ("events", f"{topic.events:,}"),
+        ("stored", show_size(topic.bytes)),
+        ("first index", str(topic.first_index) if topic.events else "-"),
+        ("latest index", str(topic.latest_index) if topic.latest_index else "-"),
+        ("subscriptions", f"{topic.subscriptions:,}"),
+    ]
+    return [(name, value if known else "?") for name, value in pairs]
+
+
+def _place(topic: Topic) -> list[tuple[str, str]]:
+    """Where the topic is, for a fabric."""
+    settings = topic.settings
+    if not topic.epoch:
+        return [("home", topic.home)]
+    preferred = f" (preferred: {', '.join(settings.prefer)})" if settings.prefer else ""
+    return [
+        ("home", topic.home + preferred),
+        ("epoch", str(topic.epoch)),
+        ("replicas", ", ".join(topic.replicas) or "none"),
+        ("spread", settings.spread),
+        ("acknowledged", f"at {settings.ack}"),
+        ("on partition", settings.on_partition),
+    ]
+
+
 def _print(topic: Topic, as_json: bool) -> None:
     if as_json:
         emit_document(topic)
         return
     settings = topic.settings
     largest = settings.max_event_bytes
+    known = topic.created.timestamp() > 0
+    created = topic.created.strftime("%Y-%m-%dT%H:%M:%SZ") if known else "?"
     pairs = [
         ("topic", topic.name),
-        ("home", topic.home),
-        ("created", topic.created.strftime("%Y-%m-%dT%H:%M:%SZ")),
-        ("events", f"{topic.events:,}"),
-        ("stored", show_size(topic.bytes)),
-        ("first index", str(topic.first_index) if topic.events else "-"),
-        ("latest index", str(topic.latest_index) if topic.latest_index else "-"),
-        ("subscriptions", f"{topic.subscriptions:,}"),
+        *_place(topic),
+        ("created", created),
+        *_state(topic),
         ("keeps", keeps(settings)),
         ("largest event", "what the site takes" if largest is None else show_size(largest)),
         ("durability", settings.durability),

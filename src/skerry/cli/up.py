@@ -6,29 +6,38 @@ import asyncio
 import shlex
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from skerry.cli.common import run
 from skerry.cli.face import Face, make_face
+from skerry.cli.output import note
 from skerry.config import (
+    DEFAULT_LINK_PORT,
     DEFAULT_MQTT_PORT,
     DEFAULT_PORT,
     DEFAULT_WEBSOCKET_PORT,
     SiteSettings,
     default_data,
 )
+from skerry.model.fabric import Tier
 from skerry.model.quantities import parse_size
 from skerry.model.topic import Durability
+
+if TYPE_CHECKING:
+    from skerry.site import Site
 
 EXAMPLE = """Examples:
   skerry up
   skerry up --site harbour --data /var/lib/skerry --durability power
-  skerry up --mqtt --host 0.0.0.0 --tls-cert site.pem --tls-key site.key"""
+  skerry up --mqtt --host 0.0.0.0 --tls-cert site.pem --tls-key site.key
+  skerry fabric init && skerry up --site hub --tier hub
+  SKERRY_JOIN=skerry1.… skerry up --site farm"""
 
 _LISTEN = "Listeners"
 _KEEP = "Storage"
+_FABRIC = "Fabric"
 
 
 def up(
@@ -148,11 +157,62 @@ def up(
             "password into the variable: arguments can be seen by others.",
         ),
     ] = None,
+    join: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOKEN", envvar="SKERRY_JOIN",
+            help="Become part of the fabric that `skerry fabric token` made this for; once joined, "
+            "a site needs no token. Put it into the variable: arguments can be seen by others.",
+            rich_help_panel=_FABRIC,
+        ),
+    ] = None,
+    join_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Read the token from a file; -: from stdin.",
+            rich_help_panel=_FABRIC,
+        ),
+    ] = None,
+    tier: Annotated[
+        Tier,
+        typer.Option(
+            help="hub: well connected, takes links. edge: may be cut off, and may only dial out.",
+            rich_help_panel=_FABRIC,
+        ),
+    ] = "edge",
+    link: Annotated[
+        bool,
+        typer.Option(
+            "--link", metavar="", help=f"Take links of other sites, on port {DEFAULT_LINK_PORT}.",
+            rich_help_panel=_FABRIC,
+        ),
+    ] = False,
+    link_port: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT",
+            help="Take links on this port; 0: a free one. A coordinating hub always takes them, "
+            f"on the port it had before or {DEFAULT_LINK_PORT}.",
+            rich_help_panel=_FABRIC,
+        ),
+    ] = None,
 ) -> None:  # fmt: skip
     """Run a site here until Ctrl-C: its engine, its topics, its services."""
+    from skerry.cli.joining import check_links, check_token, find_link_port, find_token
+    from skerry.fabric.join import Membership
+
+    folder = (data or default_data()).expanduser().absolute()
+    token = find_token(join, join_file)
+    membership = Membership.load(folder)
+    if token is not None:
+        check_token(token, folder, membership)
+    links_at, why = find_link_port(site, tier, link, link_port, membership)
+    check_links(links_at, token, membership)
+    if why:
+        note(why)
     settings = SiteSettings(
         site=site,
-        data=(data or default_data()).expanduser().absolute(),
+        data=folder,
         host=host,
         port=port,
         mqtt_port=DEFAULT_MQTT_PORT if mqtt and mqtt_port is None else mqtt_port,
@@ -167,20 +227,22 @@ def up(
         tls_cert=tls_cert,
         tls_key=tls_key,
         insecure=insecure,
+        tier=tier,
+        link_port=links_at,
     )
     with make_face() as face:
-        run(_serve(settings, engine, face))
+        run(_serve(settings, engine, token, face))
 
 
-async def _serve(settings: SiteSettings, engine: str | None, face: Face) -> None:
+async def _serve(settings: SiteSettings, engine: str | None, join: str | None, face: Face) -> None:
     """Run the site until a signal asks to stop; then stop it in order."""
     from skerry.site import Site
 
     stop = _Stop(face)
     face.starting(settings.site)
     try:
-        async with Site(settings, engine) as site:
-            face.ready(site, _next_step(settings.data))
+        async with Site(settings, engine, join) as site:
+            face.ready(site, _next_step(site))
             await face.watch(site)
     except asyncio.CancelledError:
         if not stop.asked:
@@ -208,8 +270,11 @@ class _Stop:
             self._task.cancel()
 
 
-def _next_step(data: Path) -> str:
-    step = "skerry topic create sensors"
+def _next_step(site: Site) -> str:
+    data = site.settings.data
+    leader = site.fabric.leader if site.fabric is not None else None
+    is_only = leader is not None and len(leader.sites()) == 1
+    step = "skerry fabric token" if is_only else "skerry topic create sensors"
     if data == default_data().expanduser().absolute():
         return step
     return f"{step} --connect {shlex.quote(str(data))}"

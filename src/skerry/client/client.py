@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Generator, Mapping
+import asyncio
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Generator,
+    Mapping,
+    Sequence,
+)
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
@@ -10,24 +18,43 @@ from typing import Any, Self
 import msgspec
 
 from skerry.client.services import ask
-from skerry.config import ClientSettings
+from skerry.config import DUPLICATE_WINDOW, ClientSettings, check_timeout
 from skerry.engine.address import Address, find_address
 from skerry.engine.binary import check_version, parse_version
 from skerry.engine.jetstream import JetStream
 from skerry.engine.wire import Connection
-from skerry.errors import EngineUnfit, Unavailable
-from skerry.log.append import Publisher, append
+from skerry.errors import (
+    BadSetting,
+    EngineUnfit,
+    OutcomeUnknown,
+    PublishFailed,
+    SkerryError,
+    Unavailable,
+)
+from skerry.log.append import Publisher, new_id
 from skerry.log.follow import Subscription
 from skerry.log.read import Reader
+from skerry.log.route import Routes
 from skerry.log.topics import Topics
-from skerry.model.control import SiteStatus, TopicName, TopicRequest
-from skerry.model.event import Event
+from skerry.model.control import (
+    LinkInfo,
+    MoveRequest,
+    SiteInfo,
+    SiteName,
+    SiteStatus,
+    TopicName,
+    TopicRequest,
+)
+from skerry.model.event import Event, check_id
 from skerry.model.names import check_topic
-from skerry.model.topic import Durability, Topic, TopicSettings
+from skerry.model.topic import Ack, Durability, OnPartition, Topic, TopicSettings
+
+Target = str | Path | Address
+"""A connection file, a site's data folder, or a URL."""
 
 
 def connect(
-    target: str | Path | Address | None = None,
+    target: Target | Sequence[Target] | None = None,
     *,
     user: str = "sdk",
     timeout: float | None = None,
@@ -37,13 +64,26 @@ def connect(
     """A client of a site: `async with skerry.connect() as client`.
 
     `target` is a connection file, a site's data folder, or a URL `nats://user:password@host:port`;
-    without it, `$SKERRY_CONNECT` or the default data folder. `timeout` bounds each call in seconds,
-    engine restarts included.
+    without it, `$SKERRY_CONNECT` or the default data folder. Given several, the client uses the
+    nearest site, goes on at the next when that one fails, and returns when it is back. `timeout`
+    bounds each call in seconds, engine restarts included.
     """
     settings = settings or ClientSettings()
     if timeout is not None:
         settings = msgspec.structs.replace(settings, timeout=timeout)
-    return Client(find_address(target, user), settings.check(), name)
+    if target is None or isinstance(target, str | Path | Address):
+        addresses = [find_address(target, user)]
+    else:
+        addresses = [find_address(one, user) for one in target]
+        if not addresses:
+            raise BadSetting("no site to connect to was given")
+    return Client(addresses, settings.check(), name)
+
+
+WRITERS = 256
+"""Topics for which `publish` keeps a publisher ready."""
+MOVE_TIME = 90.0
+"""Seconds that a move may take: the new home gets the whole log first."""
 
 
 class Subscribing:
@@ -71,8 +111,10 @@ class _Opened:
     def __init__(self, connection: Connection, site: str) -> None:
         self.connection = connection
         self.jetstream = JetStream(connection)
-        self.reader = Reader(self.jetstream, site)
+        self.routes = Routes(self.jetstream)
+        self.reader = Reader(self.jetstream, self.routes)
         self.topics = Topics(self.jetstream, site)
+        self.writers: dict[tuple[str, Ack | None], Publisher] = {}
 
 
 class Client:
@@ -82,8 +124,8 @@ class Client:
     publish whose fate is unknown raises `OutcomeUnknown`. Nothing is dropped silently.
     """
 
-    def __init__(self, address: Address, settings: ClientSettings, name: str) -> None:
-        self.address = address
+    def __init__(self, addresses: list[Address], settings: ClientSettings, name: str) -> None:
+        self._addresses = addresses
         self._settings = settings
         self._name = name
         self._opened: _Opened | None = None
@@ -97,20 +139,27 @@ class Client:
 
     async def open(self) -> None:
         """Connect. Raises `AccessDenied`, `Unavailable`, or `EngineTooOld`."""
-        connection = await Connection.open(self.address, self._settings, self._name)
+        connection = await Connection.open(self._addresses, self._settings, self._name)
         try:
-            check_version(parse_version(connection.info.version), str(self.address))
+            check_version(parse_version(connection.info.version), str(connection.address))
             if not connection.info.jetstream:
-                raise EngineUnfit(f"the engine at {self.address} has JetStream off")
+                raise EngineUnfit(f"the engine at {connection.address} has JetStream off")
+            opened = _Opened(connection, connection.address.site)
+            await opened.routes.in_fabric()
         except BaseException:
             await connection.close()
             raise
-        self._opened = _Opened(connection, self.address.site)
+        self._opened = opened
 
     async def close(self) -> None:
         """Close the connection; publishers and subscriptions end."""
         if self._opened is not None:
             await self._opened.connection.close()
+
+    @property
+    def address(self) -> Address:
+        """Where this client is connected, or is about to."""
+        return self._opened.connection.address if self._opened else self._addresses[0]
 
     @property
     def site(self) -> str:
@@ -134,24 +183,42 @@ class Client:
         max_age: float | None = None,
         max_event_bytes: int | None = None,
         durability: Durability = "process",
+        home: str | Sequence[str] = (),
+        replicas: int = 0,
+        spread: str | Sequence[str] = "distributed",
+        ack: Ack = "home",
+        on_partition: OnPartition = "stop",
     ) -> Topic:
-        """Create a topic, or find it if it exists with the same settings; see `TopicSettings`."""
+        """Create a topic, or find it if it exists with the same settings; see `TopicSettings`.
+
+        In a fabric its home is at this client's site, or at the first site of `home` that is there.
+        """
         settings = TopicSettings(
             max_events=max_events,
             max_bytes=max_bytes,
             max_age=max_age,
             max_event_bytes=max_event_bytes,
             durability=durability,
+            prefer=(home,) if isinstance(home, str) else tuple(home),
+            replicas=replicas,
+            spread=spread if isinstance(spread, str) else ",".join(spread),
+            ack=ack,
+            on_partition=on_partition,
         ).check()
         request = TopicRequest(check_topic(name), msgspec.to_builtins(settings))
         return msgspec.json.decode(await self._ask("open.topic.create", request), type=Topic)
 
     async def topic(self, name: str) -> Topic:
         """A topic's settings and state."""
+        if await self._open.routes.in_fabric():
+            data = await self._ask("open.topic.show", TopicName(check_topic(name)))
+            return msgspec.json.decode(data, type=Topic)
         return await self._open.topics.show(name)
 
     async def topics(self) -> list[Topic]:
-        """All topics of the site, by name."""
+        """All topics of the site, in a fabric of all sites, by name."""
+        if await self._open.routes.in_fabric():
+            return msgspec.json.decode(await self._ask("open.topic.list"), type=list[Topic])
         return await self._open.topics.list()
 
     async def set_topic(self, name: str, **changes: Any) -> Topic:
@@ -174,30 +241,73 @@ class Client:
         headers: Mapping[str, str] | None = None,
         lifespan: float | None = None,
         id: str | None = None,
+        ack: Ack | None = None,
         timeout: float | None = None,
     ) -> int:
         """Append one event to a topic or sub-topic; return its index once it is stored.
 
         `lifespan` removes the event after so many seconds. `id` makes the publish idempotent: a
         second one with the same id within two minutes adds nothing and returns the same index.
+        `ack` says what to wait for, if not what the topic says: `outbox` (it is durable at this
+        site; the index is not known yet, 0 is returned), `home`, or `quorum`.
         """
-        return await append(
-            self._open.connection, self.site, topic, data,
-            key=key, headers=headers, lifespan=lifespan, id=id, timeout=timeout,
-        )  # fmt: skip
+        opened = self._open
+        connection = opened.connection
+        identity = new_id() if id is None else check_id(id)
+        limit = connection.settings.timeout if timeout is None else check_timeout(timeout)
+        began = connection.now()
+        writer = self._writer(topic, ack)
+        future = None
+        try:
+            async with asyncio.timeout(limit):
+                future = await writer.send(
+                    data, key=key, headers=headers, lifespan=lifespan, id=identity
+                )
+                return await asyncio.shield(future)
+        except TimeoutError:
+            if future is not None:
+                writer.forget(future)
+            down = connection.down_since
+            if future is None or (down is not None and down <= began):
+                raise connection.unavailable() from None
+            raise OutcomeUnknown(
+                f"publishing to {topic} was not acknowledged in time: {writer.why()}",
+                f"It may or may not be stored. Publishing again with id={identity!r} adds nothing "
+                "twice.",
+            ) from None
+        except PublishFailed as error:
+            raise error.first or error from None
+
+    def _writer(self, topic: str, ack: Ack | None) -> Publisher:
+        """The publisher behind `publish`: one a topic, so that order holds across homes."""
+        opened = self._open
+        key = (topic, ack)
+        writer = opened.writers.pop(key, None)
+        if writer is None:
+            writer = Publisher(
+                opened.connection, opened.routes, topic, ack=ack, timeout=DUPLICATE_WINDOW - 10
+            )
+            for old, other in list(opened.writers.items()):
+                if len(opened.writers) < WRITERS:
+                    break
+                if not other.in_flight:
+                    opened.writers.pop(old).close()
+        opened.writers[key] = writer
+        return writer
 
     def publisher(
         self,
         topic: str,
         *,
+        ack: Ack | None = None,
         window: int = 4096,
         window_bytes: int = 32 * 1024 * 1024,
         timeout: float | None = None,
     ) -> Publisher:
         """A high-rate publisher with many events in flight; use it in an `async with` block."""
         return Publisher(
-            self._open.connection, self.site, topic,
-            window=window, window_bytes=window_bytes, timeout=timeout,
+            self._open.connection, self._open.routes, topic,
+            ack=ack, window=window, window_bytes=window_bytes, timeout=timeout,
         )  # fmt: skip
 
     # Reading
@@ -250,11 +360,71 @@ class Client:
         """Remove a durable subscription for good."""
         await self._open.reader.unsubscribe(topic, durable)
 
+    # The fabric
+
+    async def sites(self) -> list[SiteInfo]:
+        """The sites of the fabric, by name."""
+        return msgspec.json.decode(await self._ask("open.sites"), type=list[SiteInfo])
+
+    async def links(self) -> list[LinkInfo]:
+        """The links of this client's site."""
+        return msgspec.json.decode(await self._ask("open.links"), type=list[LinkInfo])
+
+    async def move_topic(
+        self, name: str, to: str, *, replicas: Sequence[str] | None = None
+    ) -> Topic:
+        """Move a topic's home to another site while its clients go on; needs the administrator's
+        credentials. `replicas` names the sites of the replicas from now on."""
+        members = None if replicas is None else [to, *replicas]
+        request = MoveRequest(check_topic(name), to, members)
+        data = await self._ask("admin.topic.move", request, timeout=MOVE_TIME)
+        return msgspec.json.decode(data, type=Topic)
+
+    async def move_topics(
+        self,
+        moves: Mapping[str, str],
+        *,
+        at_once: int = 16,
+        progress: Callable[[str, Topic | SkerryError], None] | None = None,
+    ) -> dict[str, Topic | SkerryError]:
+        """Move many topics, name → site, `at_once` of them at a time. One that fails stays where it
+        is and does not keep the others; `progress` is called as each is done."""
+        gate = asyncio.Semaphore(at_once)
+
+        async def move(name: str, to: str) -> Topic | SkerryError:
+            async with gate:
+                try:
+                    result: Topic | SkerryError = await self.move_topic(name, to)
+                except SkerryError as error:
+                    result = error
+            if progress is not None:
+                progress(name, result)
+            return result
+
+        results = await asyncio.gather(*(move(name, to) for name, to in moves.items()))
+        return dict(zip(moves, results, strict=True))
+
+    async def drain_site(self, site: str) -> list[str]:
+        """Move every home and replica away from a site; needs the administrator's credentials.
+        Returns the names of the topics that were moved."""
+        data = await self._ask("admin.site.drain", SiteName(site), timeout=MOVE_TIME)
+        return msgspec.json.decode(data, type=list[str])
+
+    async def remove_site(self, site: str) -> None:
+        """Strike a site from the fabric: its links are closed and its keys refused; needs the
+        administrator's credentials."""
+        await self._ask("admin.site.remove", SiteName(site))
+
+    async def join_token(self, life: float = 24 * 3600) -> str:
+        """A token for one site to join the fabric with, good for `life` seconds; needs the
+        administrator's credentials."""
+        return msgspec.json.decode(await self._ask("admin.fabric.token", {"life": life}), type=str)
+
     # The site
 
     async def status(self) -> SiteStatus:
         """How the site is."""
         return msgspec.json.decode(await self._ask("open.status"), type=SiteStatus)
 
-    async def _ask(self, service: str, body: object = None) -> bytes:
-        return await ask(self._open.jetstream, self.site, service, body)
+    async def _ask(self, service: str, body: object = None, timeout: float | None = None) -> bytes:
+        return await ask(self._open.jetstream, self.site, service, body, timeout)

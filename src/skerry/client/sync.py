@@ -7,30 +7,29 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import datetime
-from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import uvloop
 
 import skerry.client.client as asynchronous
+from skerry.client.client import Target
 from skerry.config import ClientSettings
-from skerry.engine.address import Address
-from skerry.errors import Unavailable
+from skerry.errors import SkerryError, Unavailable
 from skerry.log.append import Publisher
 from skerry.log.follow import Subscription
-from skerry.model.control import SiteStatus
+from skerry.model.control import LinkInfo, SiteInfo, SiteStatus
 from skerry.model.event import Event
-from skerry.model.topic import Durability, Topic
+from skerry.model.topic import Ack, Durability, OnPartition, Topic
 
 T = TypeVar("T")
 
 
 def connect(
-    target: str | Path | Address | None = None,
+    target: Target | Sequence[Target] | None = None,
     *,
     user: str = "sdk",
     timeout: float | None = None,
@@ -109,6 +108,11 @@ class SyncClient:
         max_age: float | None = None,
         max_event_bytes: int | None = None,
         durability: Durability = "process",
+        home: str | Sequence[str] = (),
+        replicas: int = 0,
+        spread: str | Sequence[str] = "distributed",
+        ack: Ack = "home",
+        on_partition: OnPartition = "stop",
     ) -> Topic:
         """Create a topic, or find it if it exists with the same settings."""
         return self._loop.run(
@@ -119,6 +123,11 @@ class SyncClient:
                 max_age=max_age,
                 max_event_bytes=max_event_bytes,
                 durability=durability,
+                home=home,
+                replicas=replicas,
+                spread=spread,
+                ack=ack,
+                on_partition=on_partition,
             )
         )
 
@@ -127,7 +136,7 @@ class SyncClient:
         return self._loop.run(self._client.topic(name))
 
     def topics(self) -> list[Topic]:
-        """All topics of the site, by name."""
+        """All topics of the site, in a fabric of all sites, by name."""
         return self._loop.run(self._client.topics())
 
     def set_topic(self, name: str, **changes: Any) -> Topic:
@@ -147,22 +156,32 @@ class SyncClient:
         headers: Mapping[str, str] | None = None,
         lifespan: float | None = None,
         id: str | None = None,
+        ack: Ack | None = None,
         timeout: float | None = None,
     ) -> int:
-        """Append one event; return its index once it is stored."""
+        """Append one event; return its index once it is stored, 0 with `ack="outbox"`."""
         return self._loop.run(
             self._client.publish(
-                topic, data, key=key, headers=headers, lifespan=lifespan, id=id, timeout=timeout
+                topic, data,
+                key=key, headers=headers, lifespan=lifespan, id=id, ack=ack, timeout=timeout,
             )
-        )
+        )  # fmt: skip
 
     def publisher(
-        self, topic: str, *, window: int = 4096, window_bytes: int = 32 * 1024 * 1024
+        self,
+        topic: str,
+        *,
+        ack: Ack | None = None,
+        window: int = 4096,
+        window_bytes: int = 32 * 1024 * 1024,
+        timeout: float | None = None,
     ) -> SyncPublisher:
         """A high-rate publisher; use it in a `with` block."""
 
         async def make() -> Publisher:
-            return self._client.publisher(topic, window=window, window_bytes=window_bytes)
+            return self._client.publisher(
+                topic, ack=ack, window=window, window_bytes=window_bytes, timeout=timeout
+            )
 
         return SyncPublisher(self._loop, self._loop.run(make()))
 
@@ -213,6 +232,40 @@ class SyncClient:
     def unsubscribe(self, topic: str, durable: str) -> None:
         """Remove a durable subscription for good."""
         self._loop.run(self._client.unsubscribe(topic, durable))
+
+    def sites(self) -> list[SiteInfo]:
+        """The sites of the fabric, by name."""
+        return self._loop.run(self._client.sites())
+
+    def links(self) -> list[LinkInfo]:
+        """The links of this client's site."""
+        return self._loop.run(self._client.links())
+
+    def move_topic(self, name: str, to: str, *, replicas: Sequence[str] | None = None) -> Topic:
+        """Move a topic's home to another site; needs the administrator's credentials."""
+        return self._loop.run(self._client.move_topic(name, to, replicas=replicas))
+
+    def move_topics(
+        self,
+        moves: Mapping[str, str],
+        *,
+        at_once: int = 16,
+        progress: Callable[[str, Topic | SkerryError], None] | None = None,
+    ) -> dict[str, Topic | SkerryError]:
+        """Move many topics, name → site; `progress` is called from the client's own thread."""
+        return self._loop.run(self._client.move_topics(moves, at_once=at_once, progress=progress))
+
+    def drain_site(self, site: str) -> list[str]:
+        """Move every home and replica away from a site; needs the administrator's credentials."""
+        return self._loop.run(self._client.drain_site(site))
+
+    def remove_site(self, site: str) -> None:
+        """Strike a site from the fabric; needs the administrator's credentials."""
+        self._loop.run(self._client.remove_site(site))
+
+    def join_token(self, life: float = 24 * 3600) -> str:
+        """A token for one site to join with; needs the administrator's credentials."""
+        return self._loop.run(self._client.join_token(life))
 
     def status(self) -> SiteStatus:
         """How the site is."""

@@ -5,9 +5,13 @@ everything in the account. `sdk` publishes, reads and subscribes; topics it has 
 agent, and it can neither change nor delete one. `plain` is for clients without the SDK: it
 publishes to `p.>` and receives from `t.>`, nothing else.
 
-A plain publish is mapped by the engine from `p.<topic>` to the topic's write subject, so it costs
-no second copy (docs/adr/0003-plain-publish.md). The engine checks rights after the mapping, which
-is why `plain` is allowed the mapped subject.
+A site of a fabric has more of them: `system` operates the engine, `join` may ask to join, and each
+link that comes in has a key pair of its own with the rights of that one peer.
+
+Outside a fabric a plain publish is mapped by the engine from `p.<topic>` to the topic's write
+subject, so it costs no second copy (docs/adr/0003-plain-publish.md). The engine checks rights after
+the mapping, which is why `plain` is allowed the mapped subject. In a fabric it goes to the site's
+outbox, wherever the topic's home is (docs/adr/0004-fabric.md).
 """
 
 from __future__ import annotations
@@ -23,7 +27,9 @@ from skerry.engine.address import Address, host_port, write_secret
 from skerry.engine.folder import Folder, unwritable
 
 USERS = ("admin", "sdk", "plain")
+FABRIC_USERS = ("system", "join")
 ACCOUNT = "SKERRY"
+SYSTEM_ACCOUNT = "SYSTEM"
 
 READ_API = (
     "INFO", "STREAM.NAMES", "STREAM.LIST", "STREAM.INFO.*", "DIRECT.GET.*", "CONSUMER.CREATE.>",
@@ -32,69 +38,133 @@ READ_API = (
 """What of JetStream's API a client needs to read and to subscribe."""
 
 
+LINK_API = (
+    "STREAM.INFO.*", "CONSUMER.CREATE.>", "CONSUMER.DELETE.*.*", "CONSUMER.MSG.NEXT.*.*",
+    "DIRECT.GET.*", "$KV.skerry.>",
+)  # fmt: skip
+"""What of a site's JetStream API its peers use: to follow its logs, and to write to the store."""
+
+LINK_RECONNECT = "500ms"
+"""Before the engine dials a lost link again. Longer than a publisher needs to notice that what it
+sent was lost, see `skerry.log.append`."""
+
+
 class Ports(msgspec.Struct, frozen=True):
     """The ports in use, after 0 was replaced by a free one."""
 
     client: int
     mqtt: int | None
     websocket: int | None
+    link: int | None = None
 
 
-def rights(site: str, user: str) -> dict[str, Any] | None:
+class Inbound(msgspec.Struct, frozen=True):
+    """A link that a peer may open to this site, and the public key that it shows."""
+
+    peer: str
+    key: str
+
+
+class Outbound(msgspec.Struct, frozen=True):
+    """A link that this site opens to a peer, and the seed of the key that it shows."""
+
+    peer: str
+    url: str
+    seed: str
+    ca: str = ""
+
+
+class Wiring(msgspec.Struct, frozen=True):
+    """What being part of a fabric adds to the configuration."""
+
+    inbound: tuple[Inbound, ...] = ()
+    outbound: tuple[Outbound, ...] = ()
+    coordinates: bool = False
+    """Whether sites join here."""
+    locked: bool = False
+    """Nobody may write to a home here yet: it may have been replaced."""
+
+
+def rights(site: str, user: str, in_fabric: bool = False) -> dict[str, Any] | None:
     """What `user` may publish and subscribe to; None: everything in the account."""
     inbox = f"_INBOX.{site}.{user}.>"
     if user == "sdk":
         api = [f"$JS.API.{call}" for call in READ_API]
+        write = ["s.>", f"o.{site}.>", "_sk.*.open.>"] if in_fabric else [f"s.{site}.>"]
         return {
-            "publish": {
-                "allow": [f"s.{site}.>", f"_sk.{site}.open.>", "$JS.ACK.>", *api],
-            },
-            "subscribe": {"allow": [inbox, "t.>"]},
+            "publish": {"allow": [*write, f"_sk.{site}.open.>", "$JS.ACK.>", *api]},
+            "subscribe": {"allow": [inbox, "t.>", f"_sk.{site}.news.>"]},
         }
     if user == "plain":
         return {
-            "publish": {"allow": [f"s.{site}.>"]},
+            "publish": {"allow": [f"o.{site}.>" if in_fabric else f"s.{site}.>"]},
             # MQTT's `t/#` takes in the level above: the engine asks for `t` as well.
             "subscribe": {"allow": ["t", "t.>", "_INBOX.>"], "deny": [f"_INBOX.{site}.>"]},
+        }
+    if user == "join":
+        return {
+            "publish": {"allow": [f"_sk.{site}.join"]},
+            "subscribe": {"allow": [inbox]},
         }
     return None
 
 
-def write_conf(folder: Folder, settings: SiteSettings, ports: Ports) -> Path:
+def link_rights(site: str, peer: str) -> dict[str, Any]:
+    """What may cross the link from `peer` into `site`, and out of it: only what is addressed to
+    the one at the other end. That keeps a mesh of links free of circles."""
+    return {
+        "publish": {"allow": _addressed_to(site)},
+        "subscribe": {"allow": _addressed_to(peer)},
+    }
+
+
+def _addressed_to(site: str) -> list[str]:
+    return [
+        f"s.{site}.>", f"_INBOX.{site}.>", f"$JS.M.{site}.>", "$JS.ACK.>", "$JS.FC.>", "$JSC.R.*",
+        f"_sk.{site}.open.>", f"_sk.{site}.peer.>", f"_sk.{site}.beat.*",
+        *[f"$JS.{site}.API.{call}" for call in LINK_API],
+    ]  # fmt: skip
+
+
+def write_conf(
+    folder: Folder, settings: SiteSettings, ports: Ports, wiring: Wiring | None = None
+) -> Path:
     """Write the configuration and the users' connection files; return the former's path.
     Passwords are made once and kept."""
     ca = settings.tls_cert.read_text() if settings.tls_cert else ""
     try:
-        return _write(folder, settings, ports, ca)
+        return _write(folder, settings, ports, ca, wiring)
     except OSError as error:
         raise unwritable(folder.path, error) from None
 
 
-def _write(folder: Folder, settings: SiteSettings, ports: Ports, ca: str) -> Path:
+def _write(
+    folder: Folder, settings: SiteSettings, ports: Ports, ca: str, wiring: Wiring | None
+) -> Path:
     folder.credentials.mkdir(mode=0o700, exist_ok=True)
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104
     if ca and host == "127.0.0.1":
         host = "localhost"
     name = settings.advertise
-    users = []
-    for user in USERS:
+    users: dict[str, dict[str, Any]] = {}
+    for user in (*USERS, *(FABRIC_USERS if wiring else ())):
         file = folder.credentials / f"{user}.json"
         password = Address.load(file).password if file.exists() else secrets.token_urlsafe(24)
         address = Address(
             site=settings.site,
-            host=host if user == "admin" else name or host,
+            host=host if user in ("admin", "system") else name or host,
             port=ports.client,
             user=user,
             password=password,
             tls=bool(ca),
             ca=ca,
-            verify=name if name and user == "admin" else "",
+            verify=name if name and user in ("admin", "system") else "",
         )
         address.save(file)
-        allowed = rights(settings.site, user)
-        users.append(
-            {"user": user, "password": password, **({"permissions": allowed} if allowed else {})}
-        )
+        allowed = rights(settings.site, user, wiring is not None)
+        users[user] = {
+            "user": user, "password": password, **({"permissions": allowed} if allowed else {})
+        }  # fmt: skip
     tls = (
         {"cert_file": str(settings.tls_cert), "key_file": str(settings.tls_key), "timeout": 5}
         if settings.tls_cert
@@ -116,11 +186,13 @@ def _write(folder: Folder, settings: SiteSettings, ports: Ports, ca: str) -> Pat
         "accounts": {
             ACCOUNT: {
                 "jetstream": "enabled",
-                "mappings": {"p.>": f"s.{settings.site}.>"},
-                "users": users,
+                "mappings": {"p.>": f"s.{settings.site}.0.>"},
+                "users": [users[user] for user in USERS],
             }
         },
     }
+    if wiring is not None:
+        _wire(conf, folder, settings, ports, wiring, users, tls)
     if tls:
         conf["tls"] = tls
     if ports.mqtt is not None:
@@ -136,3 +208,48 @@ def _write(folder: Folder, settings: SiteSettings, ports: Ports, ca: str) -> Pat
     path = folder.path / "engine.json"
     write_secret(path, msgspec.json.format(msgspec.json.encode(conf), indent=2))
     return path
+
+
+def _wire(
+    conf: dict[str, Any],
+    folder: Folder,
+    settings: SiteSettings,
+    ports: Ports,
+    wiring: Wiring,
+    users: dict[str, dict[str, Any]],
+    tls: dict[str, Any] | None,
+) -> None:
+    """Add what a fabric needs: links, their users, the outbox, the operator."""
+    site = settings.site
+    account = conf["accounts"][ACCOUNT]
+    account["mappings"] = {"p.>": f"o.{site}.>"}
+    if wiring.locked:
+        account["mappings"][f"s.{site}.>"] = f"_locked.{site}.>"
+    if wiring.coordinates:
+        account["users"].append(users["join"])
+    for link in wiring.inbound:
+        account["users"].append({"nkey": link.key, "permissions": link_rights(site, link.peer)})
+    conf["accounts"][SYSTEM_ACCOUNT] = {"users": [users["system"]]}
+    conf["system_account"] = SYSTEM_ACCOUNT
+    remotes = []
+    for remote in wiring.outbound:
+        entry: dict[str, Any] = {
+            "urls": [remote.url],
+            "nkey": remote.seed,
+            "account": ACCOUNT,
+            "isolate_leafnode_interest": True,
+        }
+        if remote.url.startswith("tls"):
+            entry["tls"] = {"timeout": 5}
+            if remote.ca:
+                ca_file = folder.path / f"peer-{remote.peer}.pem"
+                write_secret(ca_file, remote.ca.encode())
+                entry["tls"]["ca_file"] = str(ca_file)
+        remotes.append(entry)
+    conf["leafnodes"] = {
+        "reconnect": LINK_RECONNECT,
+        "isolate_leafnode_interest": True,
+        "remotes": remotes,
+        **({"listen": host_port(settings.host, ports.link)} if ports.link is not None else {}),
+        **({"tls": tls} if tls and ports.link is not None else {}),
+    }

@@ -56,17 +56,18 @@ def error_of(body: dict[str, Any], call: str = "") -> SkerryError | None:
 
 
 class JetStream:
-    """JetStream's API over one connection."""
+    """JetStream's API over one connection: of its own site, or of another that is linked."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, site: str | None = None) -> None:
         self.connection = connection
+        self.prefix = "$JS.API." if site is None else f"$JS.{site}.API."
 
     async def call(
         self, name: str, body: object = None, *, timeout: float | None = None
     ) -> dict[str, Any]:
-        """Ask `$JS.API.<name>`; return the answer. Raises `ApiError` and its kin."""
+        """Ask for `name`; return the answer. Raises `ApiError` and its kin."""
         data = b"" if body is None else msgspec.json.encode(body)
-        reply = await self.ask(f"$JS.API.{name}", data, timeout=timeout)
+        reply = await self.ask(self.prefix + name, data, timeout=timeout)
         answer: dict[str, Any] = msgspec.json.decode(reply.data)
         if error := error_of(answer, name):
             raise error
@@ -91,7 +92,8 @@ class JetStream:
             try:
                 if left <= 0:
                     raise connection.unavailable()
-                reply = await connection.request(subject, data, head, timeout=min(ATTEMPT, left))
+                attempt = left if timeout and timeout > connection.settings.timeout else ATTEMPT
+                reply = await connection.request(subject, data, head, timeout=min(attempt, left))
             except (Down, TimeoutError):
                 continue
             if reply.status != NO_RESPONDERS or not recovering:

@@ -111,6 +111,11 @@ class Engine(Listener):
             process.kill()
             await _exited(process)
 
+    def stop_watching(self) -> None:
+        """Let the next death be final."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+
     def kill(self) -> None:
         """Kill the engine; the watcher starts it anew."""
         if self._process is not None and self._process.poll() is None:

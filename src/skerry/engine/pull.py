@@ -48,13 +48,16 @@ class Pull:
         window_bytes: int,
         deliver: Callable[[list[Event], int, int], None],
         lost: Callable[[str], None],
+        prefix: str = "$JS.API.",
     ) -> None:
+        self._prefix = prefix
         self._connection = connection
         self._window = window
         self._window_bytes = window_bytes
         self._deliver = deliver
         self._lost = lost
-        self._inbox = f"{connection.inbox}.s.{next(_numbers)}."
+        self._suffix = f".s.{next(_numbers)}."
+        self._inbox = connection.inbox + self._suffix
         self._sid = connection.subscribe(self._inbox + "*", self._on_message, self._on_messages)
         self._own = b"?"
         self._next: bytes | None = None
@@ -66,8 +69,9 @@ class Pull:
     def start(self, stream: str, consumer: str) -> None:
         """Pull from `consumer` from now on, whenever the owner asks."""
         self.stop()
+        self._inbox = self._connection.inbox + self._suffix  # it may be at another site now
         self._own = f"$JS.ACK.{stream}.{consumer}.".encode()
-        self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}".encode()
+        self._next = f"{self._prefix}CONSUMER.MSG.NEXT.{stream}.{consumer}".encode()
         self._heard = self._connection.now()
 
     def stop(self) -> None:

@@ -17,6 +17,7 @@ import logging
 import random
 import secrets
 import ssl
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -75,11 +76,16 @@ class Listener:
 class Connection:
     """A connection that comes back. Make it with `Connection.open`."""
 
-    def __init__(self, address: Address, settings: ClientSettings, name: str) -> None:
-        self.address = address
+    def __init__(self, addresses: Sequence[Address], settings: ClientSettings, name: str) -> None:
+        self.addresses = list(addresses)
+        """Where to connect, the best first."""
+        self.address = self.addresses[0]
+        """Where it is connected, or was last."""
         self.settings = settings
         self.info = ServerInfo()
-        self.inbox = f"_INBOX.{address.site}.{address.user or 'x'}.{secrets.token_hex(8)}"
+        self._token = secrets.token_hex(8)
+        self.inbox = self._inbox_at(self.address)
+        """Where answers go; it changes when the connection comes up at another site."""
         self.down_since: float | None = None
         self.clock = 0.0
         """The time as of the last read or tick: exact to a second, and free."""
@@ -100,18 +106,29 @@ class Connection:
         self._requests: dict[bytes, tuple[str, asyncio.Future[Reply]]] = {}
         self._next_request = 0
         self._keeper: asyncio.Task[None] | None = None
+        self._returning: asyncio.Task[None] | None = None
         self._reconnecting: asyncio.Task[None] | None = None
         self.last_fault = ""
         """Why the connection was lost, or could not be made, last."""
-        self._request_prefix = f"{self.inbox}.r."
-        self.subscribe(self._request_prefix + "*", self._on_reply)
+        self.subscribe(f"{self.inbox}.r.*", self._on_reply)
 
     @classmethod
     async def open(
-        cls, address: Address, settings: ClientSettings | None = None, name: str = "skerry"
+        cls,
+        address: Address | Sequence[Address],
+        settings: ClientSettings | None = None,
+        name: str = "skerry",
     ) -> Connection:
-        """Connect, trying until `settings.timeout`. Raises `AccessDenied` or `Unavailable`."""
-        connection = cls(address, settings or ClientSettings(), name)
+        """Connect, trying until `settings.timeout`. Raises `AccessDenied` or `Unavailable`.
+
+        With several addresses, to the nearest site: the one that answers first when all are asked
+        at once. When it is lost, to the next; when it is back, to it again.
+        """
+        addresses = [address] if isinstance(address, Address) else list(address)
+        settings = settings or ClientSettings()
+        if len(addresses) > 1:
+            addresses = await _nearest_first(addresses, settings.connect_timeout)
+        connection = cls(addresses, settings, name)
         connection.down_since = connection._loop.time()
         connection._reconnecting = asyncio.create_task(connection._reconnect())
         try:
@@ -127,7 +144,7 @@ class Connection:
         if self._link is not None and self._closed is None:
             self._link.flush()
         self._close(error or Unavailable("the client is closed"))
-        for task in (self._keeper, self._reconnecting):
+        for task in (self._keeper, self._returning, self._reconnecting):
             if task is not None and task is not asyncio.current_task():
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
@@ -195,7 +212,7 @@ class Connection:
         token = b"%d" % self._next_request
         self._next_request += 1
         future: asyncio.Future[Reply] = self._loop.create_future()
-        inbox = self._request_prefix.encode() + token
+        inbox = f"{self.inbox}.r.".encode() + token
         if head:
             size = len(head)
             frame = b"HPUB %b %b %d %d\r\n%b%b\r\n" % (
@@ -218,7 +235,7 @@ class Connection:
             entry[1].set_exception(TimeoutError())
 
     def _on_reply(self, subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
-        entry = self._requests.pop(subject[len(self._request_prefix) :], None)
+        entry = self._requests.pop(subject[subject.rindex(b".") + 1 :], None)
         if entry is not None and not entry[1].done():
             entry[1].set_result(Reply(status_of(head) if head else 0, head, data))
 
@@ -260,52 +277,86 @@ class Connection:
     async def _reconnect(self) -> None:
         wait = self.settings.reconnect_first
         while self._closed is None:
-            try:
-                link = await self._dial()
-            except (AccessDenied, EngineUnfit) as error:
-                self._close(error)
-                return
-            except ssl.SSLCertVerificationError as error:
-                self._close(_untrusted(self.address, error))
-                return
-            except (OSError, TimeoutError, ssl.SSLError, Down, ValueError) as error:
-                self.last_fault = _fault(error)
-            else:
-                self._come_up(link)
-                return
+            for address in self.addresses:
+                try:
+                    link = await self._dial(address)
+                except (AccessDenied, EngineUnfit) as error:
+                    if len(self.addresses) == 1:
+                        self._close(error)
+                        return
+                    self.last_fault = error.what
+                except ssl.SSLCertVerificationError as error:
+                    if len(self.addresses) == 1:
+                        self._close(_untrusted(address, error))
+                        return
+                    self.last_fault = _fault(error)
+                except (OSError, TimeoutError, ssl.SSLError, Down, ValueError) as error:
+                    self.last_fault = _fault(error)
+                else:
+                    self._come_up(link, address)
+                    return
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))
             wait = min(wait * 2, self.settings.reconnect_most)
 
-    async def _dial(self) -> Link:
+    async def _return(self) -> None:
+        """While connected to another site than the nearest, look whether that one is back."""
+        while self._closed is None and self.address is not self.addresses[0]:
+            await asyncio.sleep(self.settings.return_every)
+            if self._link is None:
+                continue
+            try:
+                link = await self._dial(self.addresses[0])
+            except (OSError, TimeoutError, ssl.SSLError, Down, ValueError, SkerryError):
+                continue
+            old = self._link
+            if old is None or self._closed is not None:
+                link.transport.close()
+                continue
+            self._link = None
+            self._up.clear()
+            self._fail_requests(Down())
+            for listener in list(self._listeners):
+                listener.on_down()
+            old.flush()
+            old.transport.close()
+            self._come_up(link, self.addresses[0])
+
+    def _inbox_at(self, address: Address) -> str:
+        return f"_INBOX.{address.site}.{address.user or 'x'}.{self._token}"
+
+    async def _dial(self, address: Address) -> Link:
         async with asyncio.timeout(self.settings.connect_timeout):
             transport, link = await self._loop.create_connection(
-                lambda: Link(self), self.address.host, self.address.port
+                lambda: Link(self), address.host, address.port
             )
             try:
                 info = msgspec.json.decode(await link.greeting, type=ServerInfo)
                 if not info.headers or not info.version:
                     raise EngineUnfit(
-                        f"{self.address} is no NATS server with headers",
+                        f"{address} is no NATS server with headers",
                         "Check host and port; Skerry needs nats-server 2.15 or newer.",
                     )
                 if info.tls_required:
                     upgraded = await self._loop.start_tls(
                         transport,
                         link,
-                        self.address.tls_context(),
-                        server_hostname=self.address.verify or self.address.host,
+                        address.tls_context(),
+                        server_hostname=address.verify or address.host,
                     )
                     if upgraded is None:
                         raise Down
                     transport = upgraded
                     link.secure(transport)
-                elif self.address.tls:
+                elif address.tls:
                     raise EngineUnfit(
-                        f"{self.address} does not speak TLS, and the address asks for it",
+                        f"{address} does not speak TLS, and the address asks for it",
                         "Start the site with --tls-cert and --tls-key, or write nats:// instead.",
                     )
-                lines = [b"CONNECT " + self._hello() + b"\r\n"]
-                lines += [link.route(sid, *how) for sid, how in self._subscriptions.items()]
+                lines = [b"CONNECT " + self._hello(address) + b"\r\n"]
+                inbox = self._inbox_at(address)
+                for sid, (subject, handler, run) in self._subscriptions.items():
+                    moved = subject.replace(self.inbox.encode(), inbox.encode(), 1)
+                    lines.append(link.route(sid, moved, handler, run))
                 transport.write(b"".join([*lines, b"PING\r\n"]))
                 await link.welcome
             except BaseException:
@@ -314,7 +365,7 @@ class Connection:
         self.info = info
         return link
 
-    def _hello(self) -> bytes:
+    def _hello(self, address: Address) -> bytes:
         return json.dumps(
             {
                 "verbose": False,
@@ -326,14 +377,14 @@ class Connection:
                 "lang": "python-skerry",
                 "version": "1",
                 "name": self._name,
-                "user": self.address.user,
-                "pass": self.address.password,
-                "auth_token": self.address.token,
-                "tls_required": self.address.tls,
+                "user": address.user,
+                "pass": address.password,
+                "auth_token": address.token,
+                "tls_required": address.tls,
             }
         ).encode()
 
-    def _come_up(self, link: Link) -> None:
+    def _come_up(self, link: Link, address: Address) -> None:
         if link.lost:
             self.last_fault = "the connection ended at once"
             self._reconnecting = asyncio.create_task(self._reconnect())
@@ -342,6 +393,9 @@ class Connection:
             log.warning(
                 "%s is back after %.2f s", self.address, self._loop.time() - self.down_since
             )
+        if address is not self.address:
+            log.warning("connected to site %s instead of %s", address.site, self.address.site)
+            self._move_to(address)
         self._link = link
         link.ready = True
         self.down_since = None
@@ -352,6 +406,18 @@ class Connection:
         for listener in list(self._listeners):
             listener.on_up()
         self._up.set()
+
+    def _move_to(self, address: Address) -> None:
+        """Answers go elsewhere from now on."""
+        old, new = self.inbox.encode(), self._inbox_at(address).encode()
+        self._subscriptions = {
+            sid: (subject.replace(old, new, 1), handler, run)
+            for sid, (subject, handler, run) in self._subscriptions.items()
+        }
+        self.address = address
+        self.inbox = new.decode()
+        if address is not self.addresses[0] and (self._returning is None or self._returning.done()):
+            self._returning = asyncio.create_task(self._return())
 
     def on_link_lost(self, link: Link, error: Exception | None) -> None:
         if link is not self._link:
@@ -417,6 +483,28 @@ class Connection:
                 link.abort(TimeoutError(self.last_fault))
             for listener in list(self._listeners):
                 listener.on_tick(now)
+
+
+async def _nearest_first(addresses: list[Address], timeout: float) -> list[Address]:
+    """Sort sites by how soon they answer; within 2 ms the order stays as given."""
+
+    async def measure(address: Address) -> float:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            async with asyncio.timeout(timeout):
+                reader, writer = await asyncio.open_connection(address.host, address.port)
+                try:
+                    await reader.readline()
+                finally:
+                    writer.close()
+        except (OSError, TimeoutError, ValueError):
+            return timeout
+        return loop.time() - began
+
+    times = await asyncio.gather(*map(measure, addresses))
+    ranked = sorted(range(len(addresses)), key=lambda i: (round(times[i] / 0.002), i))
+    return [addresses[i] for i in ranked]
 
 
 def _untrusted(address: Address, error: ssl.SSLCertVerificationError) -> EngineUnfit:

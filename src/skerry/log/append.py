@@ -1,21 +1,33 @@
-"""Append to a log: one event at a time, or many in flight.
+"""Append to a log: many events in flight, each acknowledged.
 
-An acknowledgement means: the home assigned the index and wrote the event; it survives kill -9 of
-the engine (and a power cut at a site with durability `power`).
+An acknowledgement means, by level:
+
+- `outbox`: the event is written at the publisher's own site, and will be taken to the topic's home.
+- `home`: the home assigned the index and wrote the event; it survives kill -9 of the engine (and a
+  power cut at a site with durability `power`).
+- `quorum`: besides, so many replicas hold it that any home that is elected holds it too.
 
 Exactly once. Every event carries an id, and a log refuses an id that it has seen within its
 duplicate window, answering with the index of the first copy. So whatever was not acknowledged when
-a connection was lost is sent again, in order. It stops before the window ends: then the caller
-gets `OutcomeUnknown`, not a guess.
+a connection was lost, or a home, is sent again, in order. It stops before the window ends: then the
+caller gets `OutcomeUnknown`, not a guess.
 
 Order. A publisher's events are stored in the order it sent them. Each connection delivers a prefix
 of that order, beginning with the oldest event not yet acknowledged; two copies of one prefix,
-interleaved, store every event behind all before it.
+interleaved, store every event behind all before it. Between sites a link may swallow some and
+deliver later ones, so there the publisher looks: when nobody answers, or nothing is acknowledged
+for a while, or the home changes, it holds back, sends the oldest alone, and the rest once that is
+acknowledged. A link takes longer to come back than the publisher to notice.
+
+A lost home. What the home acknowledged and too few replicas have yet is kept, and sent to the next
+home, in order, before anything newer. So even at level `home` a lost home costs nothing while the
+publisher lives; what a publisher leaves behind is salvaged when the old home is back.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import secrets
 from collections.abc import Mapping
@@ -36,9 +48,14 @@ from skerry.errors import (
     PublishFailed,
     SkerryError,
 )
+from skerry.fabric.promotion import State, confirmed
+from skerry.log.route import Routes
 from skerry.log.topics import unknown_topic
+from skerry.model.control import ProgressReport, ProgressRequest
 from skerry.model.event import check_id, extra_headers, status_of
-from skerry.model.names import check_topic, write_subject
+from skerry.model.fabric import TopicEntry
+from skerry.model.names import check_topic
+from skerry.model.topic import Ack
 
 _ACK = re.compile(rb'\{"stream":"[^"]*",(?:"domain":"[^"]*",)? ?"seq":(\d+)')
 
@@ -68,49 +85,6 @@ def payload_of(data: bytes | str) -> bytes:
     raise BadSetting(f"a payload is bytes or text, not {type(data).__name__}", "Encode it first.")
 
 
-async def append(
-    connection: Connection,
-    site: str,
-    topic: str,
-    data: bytes | str,
-    *,
-    key: str | None = None,
-    headers: Mapping[str, str] | None = None,
-    lifespan: float | None = None,
-    id: str | None = None,
-    timeout: float | None = None,
-) -> int:
-    """Append one event; return its index once it is stored."""
-    subject = write_subject(site, check_topic(topic))
-    payload = payload_of(data)
-    identity = new_id() if id is None else check_id(id)
-    head = b"NATS/1.0\r\nNats-Msg-Id:%b\r\n%b\r\n" % (
-        identity.encode(),
-        extra_headers(headers, key, lifespan),
-    )
-    check_size(connection, len(head) + len(payload))
-    limit = connection.settings.timeout if timeout is None else check_timeout(timeout)
-    deadline = connection.now() + limit
-    sent = False
-    while True:
-        try:
-            await connection.wait_up(deadline)
-            sent = True
-            reply = await connection.request(
-                subject, payload, head, timeout=max(deadline - connection.now(), 0.001)
-            )
-        except Down:
-            continue
-        except (TimeoutError, SkerryError) as error:
-            if isinstance(error, AccessDenied) or (isinstance(error, SkerryError) and not sent):
-                raise
-            raise _unknown_outcome(connection, topic, identity) from None
-        outcome = outcome_of(topic, reply.head, reply.data)
-        if isinstance(outcome, int):
-            return outcome
-        raise outcome
-
-
 def outcome_of(topic: str, head: bytes, data: bytes) -> int | SkerryError:
     """What the engine answered to a publish: an index, or why there is none."""
     if match := _ACK.match(data):
@@ -123,16 +97,27 @@ def outcome_of(topic: str, head: bytes, data: bytes) -> int | SkerryError:
         return EngineError(f"the engine answered a publish with {data[:80]!r}")
 
 
-def _unknown_outcome(connection: Connection, topic: str, identity: str) -> OutcomeUnknown:
-    return OutcomeUnknown(
-        f"publishing to {topic} was not acknowledged in time: {connection.unavailable().what}",
-        f"It may or may not be stored. Publishing again with id={identity!r} adds nothing twice.",
-    )
-
-
 InFlight = tuple[asyncio.Future[int], bytes, float, str]
 """What waits for its acknowledgement: the caller's future, the frame to send again, when it was
 sent, and its topic. A bare tuple: one is made for every event."""
+
+
+KEPT_EVENTS = 65536
+KEPT_BYTES = 64 * 1024 * 1024
+"""What a publisher at level `home` keeps at the most for a next home; the oldest go first."""
+LINGER = 10.0
+"""Seconds that a closed publisher goes on keeping what replicas lack."""
+ASK_AGAIN = 2.0
+"""Seconds between asking replicas to tell how far they are."""
+LOOK = 0.05
+"""Seconds between looks whether acknowledgements come in."""
+SUSPECT = 0.15
+SUSPECT_MOST = 0.45
+"""Seconds without an acknowledgement after which what was sent over a link counts as lost: twice
+the round trip, and between these. A link is dialled again after 0.5 s."""
+RETRY_FIRST = 0.002
+RETRY_MOST = 0.1
+"""Seconds before the oldest event is tried again when nobody took it."""
 
 
 class Publisher(Listener):
@@ -142,33 +127,45 @@ class Publisher(Listener):
     Memory is bounded by the window: at most `window` events and about `window_bytes` bytes wait
     for their acknowledgement, then `send` waits. Leaving the `async with` block waits for all
     acknowledgements and raises `PublishFailed` if any event was refused or its outcome is unknown.
+    At level `outbox` the home has not given an index yet: the future's result is 0.
     """
 
     def __init__(
         self,
         connection: Connection,
-        site: str,
+        routes: Routes,
         topic: str,
         *,
+        ack: Ack | None = None,
         window: int = 4096,
         window_bytes: int = 32 * 1024 * 1024,
         timeout: float | None = None,
     ) -> None:
         if window < 1 or window_bytes < 1:
             raise BadSetting("a publisher's window is 1 or more")
+        if ack not in (None, "outbox", "home", "quorum"):
+            raise BadSetting(f"ack is 'outbox', 'home' or 'quorum', not {ack!r}")
         self._connection = connection
+        self._routes = routes
         self._loop = asyncio.get_running_loop()
-        self._site = site
         self._topic = check_topic(topic)
-        self._subject = write_subject(site, topic)
+        self._ack = ack
+        self._level: Ack = "home"
+        self._entry: TopicEntry | None = None
         self._window = window
         self._window_bytes = window_bytes
         self._timeout = connection.settings.timeout if timeout is None else check_timeout(timeout)
         self._name = new_id().encode()
         self._next = 0
         self._in_flight: dict[int, InFlight] = {}
+        self._kept: dict[int, tuple[int, InFlight]] = {}
+        """What the home acknowledged, with its index, and too few replicas have."""
+        self._kept_bytes = 0
+        self._home_last = 0
+        self._reports: dict[str, State] = {}
         self._bytes = 0
         self._open = True
+        self._closing = 0.0
         self._is_full = False
         self._has_room = asyncio.Event()
         self._has_room.set()
@@ -176,18 +173,26 @@ class Publisher(Listener):
         self._idle.set()
         self._failed = 0
         self._first_failure: SkerryError | None = None
-        inbox = f"{connection.inbox}.p.{self._name.decode()}."
-        self._inbox = inbox.encode()
-        self._inbox_size = len(inbox)
-        self._opening = b"HPUB %b %b" % (self._subject.encode(), self._inbox)
+        self._located = False
+        self._holding = False
+        """Whether new events wait until the oldest one is acknowledged."""
+        self._wait = RETRY_FIRST
+        self._retry: asyncio.TimerHandle | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._progressed = 0.0
+        self._suspect = SUSPECT
+        self._probe_sent = 0.0
+        self._asked = 0.0
+        self._asking: asyncio.Task[None] | None = None
+        self._generation = 0
         self._head = b"NATS/1.0\r\nNats-Msg-Id:%b-" % self._name
         self._head_size = len(self._head) + 4
         self._large = connection.info.max_payload
-        self._sid = connection.subscribe(inbox + "*", self._on_ack, self._on_acks)
-        self._pattern = re.compile(
-            rb"MSG %b(\d+) %b \d+\r\n%b[^{}]*\}\r\n"
-            % (re.escape(self._inbox), self._sid, _ACK.pattern)
-        )
+        self._sid: bytes | None = None
+        self._reports_sid: bytes | None = None
+        self._prefix = b""
+        self._subject = ""
+        self._aim()
         connection.listen(self)
 
     async def __aenter__(self) -> Self:
@@ -203,7 +208,7 @@ class Publisher(Listener):
     @property
     def in_flight(self) -> int:
         """Events that wait for their acknowledgement."""
-        return len(self._in_flight)
+        return len(self._in_flight) + (len(self._kept) if self._level == "quorum" else 0)
 
     async def send(
         self,
@@ -221,6 +226,12 @@ class Publisher(Listener):
         """
         if type(data) is not bytes:
             data = payload_of(data)
+        if not self._located:
+            await self._locate()
+        connection = self._connection
+        while self._is_full or connection.is_congested:
+            await self._has_room.wait()
+            await connection.room()
         number = self._next
         self._next = number + 1
         if topic is None and headers is None and key is None and lifespan is None and id is None:
@@ -237,35 +248,34 @@ class Publisher(Listener):
                 extra_headers(headers, key, lifespan),
             )
             size = len(head)
-            frame = b"HPUB %b %b%d %d %d\r\n%b%b\r\n" % (
-                write_subject(self._site, topic).encode(), self._inbox, number,
+            frame = b"HPUB %b%b %b%d %d %d\r\n%b%b\r\n" % (
+                self._prefix, topic.replace("/", ".").encode(), self._inbox, number,
                 size, size + len(data), head, data,
             )  # fmt: skip
         if len(frame) > self._large:
-            check_size(self._connection, size + len(data))
-        connection = self._connection
-        while self._is_full or connection.is_congested:
-            await self._has_room.wait()
-            await connection.room()
+            check_size(connection, size + len(data))
         if not self._open:
             raise self._first_failure or PublishFailed("the publisher is closed")
         ack: asyncio.Future[int] = self._loop.create_future()
         in_flight = self._in_flight
+        if not in_flight and self._entry is not None:
+            self._progressed = self._loop.time()
         in_flight[number] = (ack, frame, connection.clock, topic)
         self._bytes += len(frame)
         if len(in_flight) >= self._window or self._bytes >= self._window_bytes:
             self._is_full = True
             self._has_room.clear()
-        try:  # noqa: SIM105  a context manager would cost a tenth of this method
-            connection.write(frame)
-        except Down:
-            pass  # `on_up` sends it
+        if not self._holding:
+            try:  # noqa: SIM105  a context manager would cost a tenth of this method
+                connection.write(frame)
+            except Down:
+                pass  # `on_up` sends it
         return ack
 
     async def flush(self) -> None:
         """Wait until nothing is in flight; raise `PublishFailed` if an event failed since the
         last flush."""
-        while self._in_flight:
+        while self.in_flight:
             self._idle.clear()
             await self._idle.wait()
         if self._failed:
@@ -284,9 +294,34 @@ class Publisher(Listener):
         if not self._open:
             return
         self._open = False
-        self._connection.unlisten(self)
-        self._connection.unsubscribe(self._sid)
         self._fail_all("the publisher was closed before the acknowledgement")
+        if self._kept and self._connection.is_up:
+            self._closing = self._loop.time() + LINGER  # replicas lack some: `_look` ends it
+        else:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._connection.unlisten(self)
+        self._kept.clear()
+        for timer in (self._retry, self._watch):
+            if timer is not None:
+                timer.cancel()
+        for sid in (self._sid, self._reports_sid):
+            if sid is not None:
+                self._connection.unsubscribe(sid)
+        if self._entry is not None:
+            self._routes.unfollow(self._entry.name, self)
+        if self._asking is not None:
+            self._asking.cancel()
+
+    def forget(self, ack: asyncio.Future[int]) -> None:
+        """Send the event of this future no more; it may be stored all the same."""
+        for number, entry in self._in_flight.items():
+            if entry[0] is ack:
+                del self._in_flight[number]
+                self._bytes -= len(entry[1])
+                self._make_room()
+                return
 
     def _sub_topic(self, topic: str) -> str:
         check_topic(topic)
@@ -296,8 +331,164 @@ class Publisher(Listener):
             )
         return topic
 
+    # Where to
+
+    async def _locate(self) -> None:
+        """Find the topic's home, the first time."""
+        entry = await self._routes.find(self._topic)
+        if self._located:
+            return
+        self._located = True
+        if entry is None:
+            return
+        self._entry = entry
+        self._level = self._ack or entry.settings.ack
+        self._routes.follow(entry.name, self)
+        self._aim()
+        if self._level != "outbox":
+            self._watch = self._loop.call_later(LOOK, self._look)
+            self._reach()
+
+    def _aim(self) -> None:
+        """Write to today's home; acknowledgements to what was sent before are ignored."""
+        connection, entry = self._connection, self._entry
+        site = connection.address.site
+        if self._level == "outbox":
+            prefix = f"o.{site}."
+        else:
+            home, epoch = (entry.home, entry.epoch) if entry else (site, 0)
+            prefix = f"s.{home}.{epoch}."
+        self._prefix = prefix.encode()
+        self._subject = prefix + self._topic.replace("/", ".")
+        if self._sid is not None:
+            connection.unsubscribe(self._sid)
+        self._generation += 1
+        inbox = f"{connection.inbox}.p.{self._name.decode()}.{self._generation}."
+        self._inbox = inbox.encode()
+        self._inbox_size = len(inbox)
+        self._opening = b"HPUB %b %b" % (self._subject.encode(), self._inbox)
+        self._reports.clear()
+        self._sid = connection.subscribe(inbox + "*", self._on_ack, self._on_acks)
+        self._pattern = re.compile(
+            rb"MSG %b(\d+) %b \d+\r\n%b[^{}]*\}\r\n"
+            % (re.escape(self._inbox), self._sid, _ACK.pattern)
+        )
+
+    def _aimed(self, frame: bytes) -> bytes:
+        """A frame as it is to be sent now."""
+        line, _, rest = frame.partition(b"\r\n")
+        _, subject, inbox, size, total = line.split(b" ")
+        name = subject.split(b".", 3 if subject[:2] == b"s." else 2)[-1]
+        number = inbox[inbox.rindex(b".") + 1 :]
+        return b"HPUB %b%b %b%b %b %b\r\n%b" % (
+            self._prefix, name, self._inbox, number, size, total, rest
+        )  # fmt: skip
+
+    def _restart(self) -> None:
+        """Send everything again that may be lost, the oldest first and alone."""
+        self._aim()
+        if self._kept:
+            # Older than all in flight, and acknowledged by a home that may be gone.
+            self._in_flight = {
+                **{number: entry for number, (_, entry) in self._kept.items()},
+                **self._in_flight,
+            }
+            self._bytes += self._kept_bytes
+            self._kept.clear()
+            self._kept_bytes = 0
+        self._in_flight = {
+            number: (ack, self._aimed(frame), when, topic)
+            for number, (ack, frame, when, topic) in self._in_flight.items()
+        }
+        self._home_last = 0
+        self._holding = True
+        self._progressed = self._loop.time()
+        self._probe()
+
+    def _probe(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        oldest = next(iter(self._in_flight.values()), None)
+        if oldest is None:
+            self._holding = False
+        else:
+            self._probe_sent = self._loop.time()
+            with contextlib.suppress(Down):
+                self._connection.write(oldest[1])
+
+    def _go_on(self) -> None:
+        """The oldest was acknowledged: the way is free."""
+        self._holding = False
+        self._wait = RETRY_FIRST
+        trip = self._loop.time() - self._probe_sent
+        self._suspect = min(max(SUSPECT, 2 * trip), SUSPECT_MOST)
+        with contextlib.suppress(Down):
+            for entry in self._in_flight.values():
+                self._connection.write(entry[1])
+
+    def _stumble(self) -> None:
+        """Nobody took an event: the home is shut, moving or lost. Try the oldest again soon."""
+        self._holding = True
+        if self._retry is None:
+            self._retry = self._loop.call_later(self._wait, self._try_again)
+            self._wait = min(self._wait * 1.6, RETRY_MOST)
+
+    def _try_again(self) -> None:
+        self._retry = None
+        if self._open or self._kept:
+            self._reach()
+            self._restart()
+
+    def _look(self) -> None:
+        """Look after what no message tells: silence, replicas that forget us, the end."""
+        now = self._loop.time()
+        self._watch = self._loop.call_later(LOOK, self._look)
+        if not self._open and (not self._kept or now > self._closing):
+            self._finish()
+            return
+        if self._in_flight and self._connection.is_up and now - self._progressed > self._suspect:
+            self._suspect = min(self._suspect * 2, 5.0) if self._holding else self._suspect
+            self._restart()
+        if now - self._asked > ASK_AGAIN and (self._in_flight or self._kept):
+            self._reach()
+
+    def _reach(self) -> None:
+        """Ask for links to home and replicas, and replicas to tell how far they are."""
+        entry = self._entry
+        if entry is None or self._level == "outbox":
+            return
+        now = self._loop.time()
+        if now - self._asked < LOOK or (self._asking is not None and not self._asking.done()):
+            return
+        self._asked = now
+        self._asking = self._loop.create_task(self._ask(entry))
+
+    async def _ask(self, entry: TopicEntry) -> None:
+        site = self._connection.address.site
+        others = [member for member in entry.members if member != site]
+        if others:
+            await self._routes.reach(others)
+        if len(entry.members) < 2:
+            return
+        inbox = f"{self._connection.inbox}.q.{self._name.decode()}"
+        if self._reports_sid is None:
+            self._reports_sid = self._connection.subscribe(inbox, self._on_report)
+        every = 0.001 if self._level == "quorum" else 0.05
+        body = msgspec.json.encode(ProgressRequest(entry.name, inbox, every))
+
+        async def register(replica: str) -> None:
+            with contextlib.suppress(Down, TimeoutError, SkerryError):
+                await self._connection.request(f"_sk.{replica}.open.progress", body, timeout=1.0)
+
+        await asyncio.gather(*(register(replica) for replica in entry.members[1:]))
+
+    # Acknowledgements
+
     def _on_acks(self, data: bytes, position: int) -> int:
         """Take a run of acknowledgements, each found by one match of a regular expression."""
+        if self._entry is not None:
+            return position  # one by one: more is to be done
         match, take = self._pattern.match, self._in_flight.pop
         while (found := match(data, position)) is not None:
             position = found.end()
@@ -310,39 +501,108 @@ class Publisher(Listener):
         return position
 
     def _on_ack(self, subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
-        entry = self._in_flight.pop(int(subject[self._inbox_size :]), None)
+        number = int(subject[self._inbox_size :])
+        match = _ACK.match(data)
+        if match is None and self._entry is not None and _is_nobody(head):
+            if number in self._in_flight:
+                self._stumble()
+            return
+        entry = self._in_flight.pop(number, None)
         if entry is None:
             return
-        match = _ACK.match(data)
-        if match is not None:
-            if not entry[0].done():
-                entry[0].set_result(int(match.group(1)))
-        else:
+        self._bytes -= len(entry[1])
+        if match is None:
             outcome = outcome_of(entry[3], head, data)
             assert not isinstance(outcome, int)
             self._fail(entry, outcome)
-        self._release(entry)
-
-    def _release(self, entry: InFlight) -> None:
-        self._bytes -= len(entry[1])
+        elif self._entry is None:
+            if not entry[0].done():
+                entry[0].set_result(int(match.group(1)))
+        else:
+            self._acknowledged(number, int(match.group(1)), entry)
         self._make_room()
 
+    def _acknowledged(self, number: int, index: int, entry: InFlight) -> None:
+        """The home, or the outbox, has stored an event."""
+        topic = self._entry
+        assert topic is not None
+        self._progressed = self._loop.time()
+        if self._level == "outbox":
+            if not entry[0].done():
+                entry[0].set_result(0)
+        elif len(topic.members) == 1:
+            if not entry[0].done():
+                entry[0].set_result(index)
+        else:
+            self._kept[number] = (index, entry)
+            self._kept_bytes += len(entry[1])
+            self._home_last = max(self._home_last, index)
+            if self._level == "home":
+                if not entry[0].done():
+                    entry[0].set_result(index)
+                if len(self._kept) > KEPT_EVENTS or self._kept_bytes > KEPT_BYTES:
+                    self._drop_kept(next(iter(self._kept)))
+            self._confirm()
+        if self._holding:
+            self._go_on()
+
+    def _drop_kept(self, number: int) -> InFlight:
+        _, entry = self._kept.pop(number)
+        self._kept_bytes -= len(entry[1])
+        return entry
+
+    def _on_report(self, subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
+        report = msgspec.json.decode(data, type=ProgressReport)
+        self._reports[report.site] = State(report.site, report.epoch, report.last)
+        self._confirm()
+        self._make_room()
+
+    def _confirm(self) -> None:
+        """Let go of what enough replicas have."""
+        entry = self._entry
+        if entry is None or not self._reports:
+            return
+        members = set(entry.members[1:])
+        safe = confirmed(
+            self._home_last,
+            entry.epoch,
+            len(entry.members),
+            [report for site, report in self._reports.items() if site in members],
+        )
+        while self._kept:
+            number, (index, _) = next(iter(self._kept.items()))
+            if index > safe:
+                break
+            done = self._drop_kept(number)
+            if not done[0].done():
+                done[0].set_result(index)
+
     def _make_room(self) -> None:
-        if len(self._in_flight) < self._window and self._bytes < self._window_bytes:
+        waiting = len(self._in_flight)
+        size = self._bytes
+        if self._level == "quorum":
+            waiting += len(self._kept)
+            size += self._kept_bytes
+        if waiting < self._window and size < self._window_bytes:
             self._is_full = False
             self._has_room.set()
-        if not self._in_flight:
+        if not waiting:
             self._idle.set()
 
     def _fail(self, entry: InFlight, error: SkerryError) -> None:
+        if entry[0].done():
+            return
         self._failed += 1
         self._first_failure = self._first_failure or error
-        if not entry[0].done():
-            entry[0].set_exception(error)
-            entry[0].exception()  # flush reports it even if nobody looks at the future
+        entry[0].set_exception(error)
+        entry[0].exception()  # flush reports it even if nobody looks at the future
 
     def _fail_all(self, why: str) -> None:
         entries, self._in_flight = self._in_flight, {}
+        if self._level == "quorum":
+            entries = {**{number: entry for number, (_, entry) in self._kept.items()}, **entries}
+            self._kept.clear()
+            self._kept_bytes = 0
         for number, entry in entries.items():
             identity = f"{self._name.decode()}-{number}"
             self._fail(
@@ -353,6 +613,7 @@ class Publisher(Listener):
                 ),
             )
         self._bytes = 0
+        self._holding = False
         self._is_full = False
         self._has_room.set()
         self._idle.set()
@@ -361,25 +622,65 @@ class Publisher(Listener):
 
     def on_up(self) -> None:
         """Send again, in order, what was not acknowledged."""
-        for entry in self._in_flight.values():
-            self._connection.write(entry[1])
+        if self._entry is not None:
+            if self._reports_sid is not None:
+                self._connection.unsubscribe(self._reports_sid)
+                self._reports_sid = None
+            self._asked = 0.0
+            self._restart()
+            return
+        if self._inbox.startswith(self._connection.inbox.encode()):
+            for entry in self._in_flight.values():
+                self._connection.write(entry[1])
+        else:
+            self._restart()
+
+    def on_route(self, entry: TopicEntry) -> None:
+        """The topic has another home, or other replicas."""
+        self._entry = entry
+        if self._ack is None:
+            self._level = entry.settings.ack
+        self._wait = RETRY_FIRST
+        self._asked = 0.0
+        if self._asking is not None:
+            self._asking.cancel()  # it may wait for a replica that is gone
+            self._asking = None
+        if self._connection.is_up:
+            self._restart()
+            self._reach()
 
     def on_tick(self, now: float) -> None:
         """Give up what waits for too long. The oldest is first, and none behind it may be stored
         before it, so all of it is given up together."""
         oldest = next(iter(self._in_flight.values()), None)
+        if oldest is None and self._level == "quorum":
+            oldest = next((entry for _, entry in self._kept.values()), None)
         if oldest is not None and now - oldest[2] > self._timeout:
-            self._fail_all(f"no acknowledgement: {self._connection.unavailable().what}")
+            self._fail_all(f"no acknowledgement: {self.why()}")
+
+    def why(self) -> str:
+        """What keeps the oldest event from being acknowledged."""
+        if self._entry is None or not self._connection.is_up:
+            return self._connection.unavailable().what
+        if self._kept and not self._in_flight:
+            return f"too few replicas of {self._entry.name} have it"
+        return f"the home of {self._entry.name}, {self._entry.home}, did not answer in time"
 
     def on_denied(self, subject: str, error: AccessDenied) -> None:
         """This user may not publish here."""
         if subject == self._subject or subject.startswith(self._subject + "."):
-            for number, entry in list(self._in_flight.items()):
-                del self._in_flight[number]
+            entries, self._in_flight = self._in_flight, {}
+            for entry in entries.values():
+                self._bytes -= len(entry[1])
                 self._fail(entry, error)
-                self._release(entry)
+            self._make_room()
 
     def on_closed(self, error: SkerryError) -> None:
         """The client was closed under the publisher."""
         self._open = False
         self._fail_all(error.what)
+        self._finish()
+
+
+def _is_nobody(head: bytes) -> bool:
+    return bool(head) and status_of(head) == NO_RESPONDERS

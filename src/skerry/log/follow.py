@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Self
@@ -17,7 +17,14 @@ from typing import Any, Self
 from skerry.engine.jetstream import STREAM_NOT_FOUND, ApiError, JetStream
 from skerry.engine.pull import Pull
 from skerry.engine.wire import Listener
-from skerry.errors import AccessDenied, BadSetting, SkerryError, Unavailable
+from skerry.errors import (
+    AccessDenied,
+    BadSetting,
+    SkerryError,
+    SubscriptionError,
+    Unavailable,
+    UnknownTopic,
+)
 from skerry.log.topics import unknown_topic
 from skerry.model.event import Event
 from skerry.model.names import stored_subject, stream_of
@@ -57,6 +64,7 @@ class Subscription(Listener):
         *,
         window: int,
         window_bytes: int = 32 * 1024 * 1024,
+        settle: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         if not 1 <= window <= 100_000:
             raise BadSetting(f"a window is 1 to 100000 events, not {window!r}")
@@ -71,6 +79,8 @@ class Subscription(Listener):
         self._whole = topic == owner
         self._start = start
         self._window = window
+        self._settle = settle
+        """Has the site make sure of its copy; None outside a fabric."""
         self._consumer = ""
         self._held: deque[Event] = deque()
         self._mean = 0.0
@@ -79,7 +89,9 @@ class Subscription(Listener):
         self._error: SkerryError | None = None
         self._closed = False
         self._repairing: asyncio.Task[None] | None = None
-        self._pull = Pull(self._connection, window, window_bytes, self._take, self._on_lost)
+        self._pull = Pull(
+            self._connection, window, window_bytes, self._take, self._on_lost, jetstream.prefix
+        )
 
     async def open(self) -> Self:
         """Make the consumer and begin; events stored after this returns are delivered."""
@@ -205,7 +217,7 @@ class Subscription(Listener):
 
     async def _do_repair(self) -> None:
         try:
-            await self._find_consumer()
+            await self._find_again()
             if self._connection.is_up:
                 self._pull.start(self._stream, self._consumer)
                 self._ask()
@@ -214,6 +226,23 @@ class Subscription(Listener):
             self._fail(error)
         finally:
             self._repairing = None
+
+    async def _find_again(self) -> None:
+        """Make sure of a consumer. In a fabric the log here may just be made anew, or the client
+        be at another site: then wait for the site's copy."""
+        if self._settle is None:
+            await self._find_consumer()
+            return
+        deadline = self._connection.now() + self._connection.settings.timeout
+        while True:
+            await self._settle()  # says so if the topic is gone for good
+            try:
+                await self._find_consumer()
+                return
+            except (UnknownTopic, SubscriptionError):
+                if self._connection.now() > deadline:
+                    raise
+            await asyncio.sleep(0.1)
 
     async def _create(self, name: str, config: dict[str, Any]) -> dict[str, Any]:
         """Create or change the consumer `name`."""

@@ -56,7 +56,8 @@ class LiveSubscription(Subscription):
         if self._consumer and not self._closed:
             # If this does not arrive, the engine forgets the consumer by itself.
             with contextlib.suppress(Down):
-                self._connection.publish(f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._consumer}")
+                prefix = self._jetstream.prefix
+                self._connection.publish(f"{prefix}CONSUMER.DELETE.{self._stream}.{self._consumer}")
         await super().close()
 
     def _is_over(self) -> bool:

@@ -14,6 +14,7 @@ from skerry.errors import AgedOut, BadIndex, NotYet, SubscriptionError
 from skerry.log.durable import DurableSubscription
 from skerry.log.follow import Start, Subscription
 from skerry.log.live import LiveSubscription
+from skerry.log.route import Routes
 from skerry.log.topics import unknown_topic
 from skerry.model.event import Event, parse_headers, reply_of
 from skerry.model.names import (
@@ -31,18 +32,22 @@ _META = (b"Nats-Stream:", b"Nats-Subject:", b"Nats-Sequence:", b"Nats-Time-Stamp
 
 
 class Reader:
-    """Reads the logs of one site."""
+    """Reads logs at the site that the client is connected to: in a fabric its own copy of them,
+    which the site's agent makes when it is first asked for."""
 
-    def __init__(self, jetstream: JetStream, site: str) -> None:
+    def __init__(self, jetstream: JetStream, routes: Routes) -> None:
         self._jetstream = jetstream
-        self._site = site
+        self._routes = routes
         self._owners: dict[str, str] = {}
 
     async def owner(self, topic: str) -> str:
         """The topic whose log holds `topic`: itself, or the one that it is a sub-topic of."""
         check_topic(topic)
+        if (entry := await self._routes.find(topic)) is not None:
+            await self._routes.want(entry.name)
+            return entry.name
         if topic not in self._owners:
-            streams = await self._jetstream.stream_names(write_subject(self._site, topic))
+            streams = await self._jetstream.stream_names(write_subject(self._routes.site, topic))
             name = next(filter(None, map(topic_of_stream, streams)), None)
             if name is None:
                 raise unknown_topic(topic)
@@ -54,12 +59,18 @@ class Reader:
         owner = await self.owner(topic)
         info = await self._jetstream.stream(stream_of(owner))
         if info is None:  # deleted since; perhaps another topic holds it now
-            del self._owners[topic]
+            await self._look_again(topic)
             owner = await self.owner(topic)
             info = await self._jetstream.stream(stream_of(owner))
         if info is None:
             raise unknown_topic(topic)
         return owner, max(info["state"]["first_seq"], 1), info["state"]["last_seq"]
+
+    async def _look_again(self, topic: str) -> None:
+        """The log is not here, or not any more."""
+        self._owners.pop(topic, None)
+        if (entry := await self._routes.find(topic)) is not None:
+            await self._routes.want(entry.name, now=True)
 
     async def latest_index(self, topic: str) -> int:
         """The index of the newest event of `topic`; 0 if it has none."""
@@ -101,7 +112,15 @@ class Reader:
         start, end = start or first, end or latest
         if start > end:
             return
-        subscription = LiveSubscription(self._jetstream, owner, topic, Start(index=start))
+        settle = None
+        if await self._routes.in_fabric():
+
+            async def settle() -> None:
+                await self._routes.want(owner, now=True)
+
+        subscription = LiveSubscription(
+            self._jetstream, owner, topic, Start(index=start), settle=settle
+        )
         async with await subscription.open(), aclosing(subscription.drain(end)) as events:
             async for event in events:
                 yield event
@@ -120,6 +139,15 @@ class Reader:
         if from_index is not None and from_time is not None:
             raise BadIndex("a subscription begins at an index or at a time, not at both")
         owner, first, latest = await self.bounds(topic)
+        settle = None
+        if await self._routes.in_fabric():
+
+            async def settle() -> None:
+                await self._routes.want(owner, durable, now=True)
+
+            if durable is not None:
+                check_subscription(durable)
+                await self._routes.want(owner, durable)
         if from_index is not None:
             from_index = check_index(from_index, "from_index")
             exists = durable and await self._jetstream.consumer(
@@ -130,16 +158,19 @@ class Reader:
         place = (self._jetstream, owner, topic, Start(from_index, from_time))
         subscription: Subscription
         if durable is None:
-            subscription = LiveSubscription(*place, window=window)
+            subscription = LiveSubscription(*place, window=window, settle=settle)
         else:
             subscription = DurableSubscription(
-                *place, name=durable, ack_wait=ack_wait, window=window
+                *place, name=durable, ack_wait=ack_wait, window=window, settle=settle
             )
         return await subscription.open()
 
     async def unsubscribe(self, topic: str, durable: str) -> None:
         """Remove a durable subscription for good."""
         owner = await self.owner(topic)
+        if await self._routes.in_fabric():
+            await self._routes.want(owner, check_subscription(durable), now=True)
+            await self._routes.forget(owner, durable)
         try:
             await self._jetstream.call(
                 f"CONSUMER.DELETE.{stream_of(owner)}.{check_subscription(durable)}"
@@ -163,7 +194,7 @@ class Reader:
                 return None
             if not reply.status:
                 return _stored(reply.head, reply.data)
-            del self._owners[topic]  # 503: deleted since; perhaps another topic holds it now
+            await self._look_again(topic)  # 503: deleted since; perhaps another topic holds it
         raise unknown_topic(topic)
 
 

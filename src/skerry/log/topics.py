@@ -23,6 +23,7 @@ from skerry.engine.jetstream import (
 from skerry.errors import (
     DurabilityUnavailable,
     EngineUnfit,
+    NotInFabric,
     TopicExists,
     TopicOverlap,
     UnknownTopic,
@@ -41,6 +42,7 @@ NANO = 1_000_000_000
 PLAIN_DELIVERY = {"src": "e.>", "dest": "t.>"}
 """Have the engine publish each stored event on `t.<topic>` as well."""
 
+_SETTLED = ("subjects", "republish")
 _DURABILITY = "skerry.durability"
 _HOME = "skerry.home"
 
@@ -64,6 +66,7 @@ class Topics:
         """Create a topic; a second creation with the same settings finds the first."""
         check_topic(name)
         self._check_durability(settings.check())
+        _check_alone(settings)
         config = self._stream_config(name, settings)
         try:
             return topic_of(await self._jetstream.call(f"STREAM.CREATE.{stream_of(name)}", config))
@@ -100,6 +103,7 @@ class Topics:
         topic = await self.show(name)
         settings = msgspec.structs.replace(topic.settings, **changes).check()
         self._check_durability(settings)
+        _check_alone(settings)
         config = self._stream_config(name, settings)
         return topic_of(await self._jetstream.call(f"STREAM.UPDATE.{stream_of(name)}", config))
 
@@ -113,13 +117,14 @@ class Topics:
                 raise await self._unknown(name) from None
             raise
 
-    async def set_delivery(self, streams: Iterable[dict[str, Any]]) -> None:
-        """Have every topic among `streams` deliver to plain clients, or none, as this site does."""
+    async def settle(self, streams: Iterable[dict[str, Any]]) -> None:
+        """Have every topic among `streams` deliver to plain clients, or none, as this site does,
+        and take events on today's subjects, whichever version made it."""
         for info in streams:
             if topic_of_stream(info["config"]["name"]):
                 topic = topic_of(info)
-                if ("republish" in info["config"]) != self._deliver_plain:
-                    config = self._stream_config(topic.name, topic.settings)
+                config = self._stream_config(topic.name, topic.settings)
+                if any(config.get(key) != info["config"].get(key) for key in _SETTLED):
                     await self._jetstream.call(f"STREAM.UPDATE.{config['name']}", config)
 
     def _stream_config(self, name: str, settings: TopicSettings) -> dict[str, Any]:
@@ -157,6 +162,15 @@ class Topics:
         return TopicOverlap(f"a stream on the engine that is no topic takes the subjects of {name}")
 
 
+def _check_alone(settings: TopicSettings) -> None:
+    """A site that stands alone cannot keep what needs others."""
+    if settings.replicas or settings.prefer or settings.ack != "home":
+        raise NotInFabric(
+            "replicas, homes elsewhere and other levels of acknowledgement need a fabric",
+            "Begin one with `skerry fabric init`, and let sites join it.",
+        )
+
+
 def unknown_topic(name: str) -> UnknownTopic:
     """The error for a topic that is not there."""
     return UnknownTopic(
@@ -164,13 +178,22 @@ def unknown_topic(name: str) -> UnknownTopic:
     )
 
 
-def stream_config(site: str, name: str, settings: TopicSettings) -> dict[str, Any]:
+def stream_config(site: str, name: str, settings: TopicSettings, epoch: int = 0) -> dict[str, Any]:
     """The stream that keeps the log of topic `name` with its home at `site`."""
-    subject = write_subject(site, name)
+    subject = write_subject(site, name, epoch)
     return {
         "name": stream_of(name),
         "subjects": [subject, f"{subject}.>"],
-        "subject_transform": {"src": f"s.{site}.>", "dest": "e.>"},
+        "subject_transform": {"src": f"s.{site}.{epoch}.>", "dest": "e.>"},
+        **log_config(settings),
+        "metadata": {_HOME: site, _DURABILITY: settings.durability},
+    }
+
+
+def log_config(settings: TopicSettings) -> dict[str, Any]:
+    """What the home and every copy of a log have in common. Copies remember ids too: the one that
+    becomes the home must know what the publishers may send again."""
+    return {
         "storage": "file",
         "retention": "limits",
         "discard": "old",
@@ -183,7 +206,6 @@ def stream_config(site: str, name: str, settings: TopicSettings) -> dict[str, An
         "duplicate_window": int(DUPLICATE_WINDOW * NANO),
         "allow_direct": True,
         "allow_msg_ttl": True,
-        "metadata": {_HOME: site, _DURABILITY: settings.durability},
     }
 
 

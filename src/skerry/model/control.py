@@ -59,3 +59,91 @@ class SiteStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Resident memory of the engine and this process."""
     mqtt_port: int | None
     websocket_port: int | None
+
+
+class Reach(msgspec.Struct):
+    """Asks the agent for links, for a while: a publisher is about to write there."""
+
+    sites: list[str]
+
+
+class Want(msgspec.Struct):
+    """Asks the agent for a copy of a topic to read, and for a durable subscription of it."""
+
+    name: str
+    durable: str | None = None
+
+
+class ProgressRequest(msgspec.Struct):
+    """Asks the agent of a replica to tell how far it is, for a while."""
+
+    name: str
+    inbox: str
+    every: float = 0.001
+    """Seconds between two tellings at the least."""
+
+
+class ProgressReport(msgspec.Struct, array_like=True):
+    """How far a replica is, in which epoch."""
+
+    site: str
+    epoch: int
+    last: int
+
+
+class CreateRequest(msgspec.Struct):
+    """Asks for a topic in a fabric. `home` is the site that the request came from."""
+
+    name: str
+    settings: dict[str, Any] = {}
+    site: str = ""
+
+
+class MoveRequest(msgspec.Struct):
+    """Asks to move a topic's home, or to change its replicas, or both."""
+
+    name: str
+    to: str | None = None
+    members: list[str] | None = None
+
+
+class SiteName(msgspec.Struct):
+    """Names a site."""
+
+    site: str
+
+
+class TokenRequest(msgspec.Struct):
+    """Asks for a join token that lives for so many seconds."""
+
+    life: float
+
+
+class SiteInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A site of the fabric, for people to look at."""
+
+    site: str
+    tier: str
+    up: bool
+    coordinates: bool
+    draining: bool
+    version: str
+    link: str | None
+    homes: int
+    copies: int
+    rtt_ms: float | None
+
+
+class LinkInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A link for people to look at."""
+
+    site: str
+    peer: str
+    dialer: str
+    up: bool
+    rtt_ms: float | None
+    heard_ms: float | None
+    in_bytes: int
+    out_bytes: int
+    in_msgs: int
+    out_msgs: int

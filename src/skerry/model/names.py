@@ -5,7 +5,8 @@ one-to-one, so that a name can be read back from a subject or a stream:
 
     topic            building/soda/410
     stored subject   e.building.soda.410        the same wherever the topic lives
-    write subject    s.<site>.building.soda.410 SDK and agents
+    write subject    s.<site>.<epoch>.building.soda.410   SDK and agents; epoch 0 outside a fabric
+    outbox           o.<site>.building.soda.410 kept at the publisher's site until the home has it
     plain publish    p.building.soda.410        MQTT: p/building/soda/410
     delivery         t.building.soda.410        MQTT: t/building/soda/410
     stream           t~building~soda~410
@@ -73,9 +74,15 @@ def check_site(name: str) -> str:
     return name
 
 
-def write_subject(site: str, topic: str) -> str:
-    """The subject that the SDK publishes `topic` on when its home is `site`."""
-    return f"s.{site}.{topic.replace('/', '.')}"
+def write_subject(site: str, topic: str, epoch: int = 0) -> str:
+    """The subject that the SDK publishes `topic` on when its home is `site` in `epoch`. Naming the
+    epoch keeps what was meant for an earlier one out of the log."""
+    return f"s.{site}.{epoch}.{topic.replace('/', '.')}"
+
+
+def outbox_subject(site: str, topic: str) -> str:
+    """The subject that keeps an event of `topic` at `site` until the home has it."""
+    return f"o.{site}.{topic.replace('/', '.')}"
 
 
 def stored_subject(topic: str) -> str:

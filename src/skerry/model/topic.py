@@ -10,6 +10,10 @@ import msgspec
 from skerry.errors import BadSetting
 
 Durability = Literal["process", "power"]
+Ack = Literal["outbox", "home", "quorum"]
+OnPartition = Literal["stop", "continue"]
+
+MAX_REPLICAS = 6
 
 MIN_AGE = 120.0
 """Seconds. A log forgets the ids of aged-out events, and a retried publish needs them for as long
@@ -34,8 +38,30 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """`process`: an acknowledged event survives kill -9. `power`: it also survives a power cut;
     only a site that runs with durability `power` takes such a topic."""
 
+    replicas: int = 0
+    """Copies at other sites that count: the loss of the home is survived by 1 or more, and with an
+    even number the loss of half of them as well."""
+    spread: str = "distributed"
+    """Where replicas go: `distributed`, far from each other; `colocated`, near the home; or the
+    names of sites, with commas between them."""
+    prefer: tuple[str, ...] = ()
+    """Sites that the home should be at, the best first."""
+    ack: Ack = "home"
+    """What a publish waits for unless it says otherwise; see `docs/guarantees.md`."""
+    on_partition: OnPartition = "stop"
+    """What a home with replicas does when it loses the coordination site: `stop` taking events, or
+    `continue`; what it took alone is added at the end of the log when it is back."""
+
     def check(self) -> TopicSettings:
         """Return self if every value is in range; else raise `BadSetting`."""
+        if not isinstance(self.replicas, int) or not 0 <= self.replicas <= MAX_REPLICAS:
+            raise BadSetting(f"replicas are 0 to {MAX_REPLICAS}, not {self.replicas!r}")
+        if self.ack not in ("outbox", "home", "quorum"):
+            raise BadSetting(f"ack is 'outbox', 'home' or 'quorum', not {self.ack!r}")
+        if self.on_partition not in ("stop", "continue"):
+            raise BadSetting(f"on_partition is 'stop' or 'continue', not {self.on_partition!r}")
+        if len(set(self.prefer)) != len(self.prefer):
+            raise BadSetting("a site is named twice among the preferred")
         for name in ("max_events", "max_bytes", "max_event_bytes"):
             value = getattr(self, name)
             if value is None:
@@ -78,3 +104,7 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     """The index of the newest event ever stored; 0 before the first."""
     subscriptions: int
     """Consumers of the log at this moment, durable and live."""
+    epoch: int = 0
+    """How often home or replicas changed; 0 outside a fabric."""
+    replicas: tuple[str, ...] = ()
+    """The sites of the replicas."""

@@ -30,11 +30,14 @@ from skerry.errors import (
     SkerryError,
     Unavailable,
 )
+from skerry.fabric.control import Control
+from skerry.fabric.fabric import Fabric
+from skerry.fabric.join import Membership, join, site_record
+from skerry.fabric.links import first_wiring
 from skerry.log.topics import Topics, topics_of
 from skerry.model.control import SiteStatus, TopicName, TopicRequest
 from skerry.model.names import check_site, topic_of_stream
 from skerry.model.topic import Topic, TopicSettings
-from skerry.site.control import Control
 from skerry.site.disk import watch_disk
 from skerry.site.mqtt import prepare_mqtt
 
@@ -52,19 +55,27 @@ RECOVERY_TIME = 110.0
 class Site:
     """A running site: `async with Site(settings) as site`.
 
-    With `engine` it uses an engine that the user runs, at that address, instead of its own.
+    With `engine` it uses an engine that the user runs, at that address, instead of its own. With
+    `join`, a token, it becomes part of a fabric; it stays that without one.
     """
 
-    def __init__(self, settings: SiteSettings, engine: str | None = None) -> None:
+    def __init__(
+        self, settings: SiteSettings, engine: str | None = None, join: str | None = None
+    ) -> None:
         self.settings = settings
         self.address: Address
         self.ports = Ports(settings.port, settings.mqtt_port, settings.websocket_port)
+        self.fabric: Fabric | None = None
+        """This site's part in a fabric; None: it stands alone."""
         self._external = engine
+        self._token = join
+        self._system: Connection | None = None
         self._engine: Engine | None = None
         self._folder: Folder | None = None
         self._connection: Connection | None = None
         self._control: Control | None = None
         self._watches: list[asyncio.Task[None]] = []
+        self._membership: Membership | None = None
         self._started = time.monotonic()
 
     async def __aenter__(self) -> Self:
@@ -97,6 +108,10 @@ class Site:
         await asyncio.gather(*self._watches, return_exceptions=True)
         if self._control is not None:
             await self._control.close()
+        if self.fabric is not None:
+            await self.fabric.close()
+        if self._system is not None:
+            await self._system.close()
         if self._connection is not None:
             await self._connection.close()
         if self._engine is not None:
@@ -149,18 +164,37 @@ class Site:
         topics = Topics(jetstream, settings.site, settings.durability, settings.deliver_plain)
         streams = await jetstream.streams()
         self._check_recovered(streams)
-        await topics.set_delivery(streams)
+        membership = self._membership
+        if membership is None:
+            await topics.settle(streams)
         if self.ports.mqtt is not None:
-            await prepare_mqtt(jetstream, settings.site)
+            mapped = f"s.{settings.site}.0" if membership is None else f"o.{settings.site}"
+            await prepare_mqtt(jetstream, mapped)
         self._control = Control(connection, settings.site)
         self._serve(self._control, topics)
         if self._engine is not None:
             self._engine.watch()
             connection.listen(self._engine)
+        if membership is not None:
+            await self._start_fabric(membership, streams)
+        if self._engine is not None:
             self._watches = [
                 asyncio.create_task(self._watch_hang(self._engine, connection)),
                 asyncio.create_task(watch_disk(self._engine, settings.data)),
             ]
+
+    async def _start_fabric(self, membership: Membership, streams: list[dict[str, Any]]) -> None:
+        assert self._folder is not None
+        assert self._connection is not None
+        assert self._control is not None
+        address = Address.load(self._folder.credentials / "system.json")
+        self._system = await Connection.open(
+            address, _patience(self.settings.hang_timeout), "operator"
+        )
+        self.fabric = Fabric(
+            self.settings, self._folder, self.ports, membership, self._connection, self._system
+        )
+        await self.fabric.start(self._control, streams)
 
     def _serve(self, control: Control, topics: Topics) -> None:
         async def status(data: bytes) -> SiteStatus:
@@ -206,7 +240,9 @@ class Site:
             _maybe_port(settings.host, settings.mqtt_port, "--mqtt-port"),
             _maybe_port(settings.host, settings.websocket_port, "--websocket-port"),
         )
-        conf = write_conf(self._folder, settings, self.ports)
+        self._membership = await self._find_fabric(self._folder)
+        wiring = first_wiring(settings.site, self._membership) if self._membership else None
+        conf = write_conf(self._folder, settings, self.ports, wiring)
         self.address = Address.load(self._folder.credentials / "admin.json")
         self._engine = Engine(binary, conf, self._folder)
         self._engine.start()
@@ -214,8 +250,37 @@ class Site:
             self.address, self._engine, _patience(settings.hang_timeout)
         )
 
+    async def _find_fabric(self, folder: Folder) -> Membership | None:
+        """What this site knows of its fabric: from before, or by joining now."""
+        settings = self.settings
+        membership = Membership.load(folder.path)
+        if membership is None and self._token is None:
+            return None
+        # Other sites remember where this one takes links, so a free port is chosen once.
+        port = settings.link_port
+        if port == 0 and membership is not None and membership.link_port:
+            port = membership.link_port
+        link = _maybe_port(settings.host, port, "--link-port")
+        self.ports = msgspec.structs.replace(self.ports, link=link)
+        if membership is None:
+            assert self._token is not None
+            membership = await join(folder, site_record(settings, self.ports), self._token)
+        if membership.coordination == settings.site and link is None:
+            raise BadSetting(
+                "the coordination site must take links", "Give it a port with --link-port."
+            )
+        if membership.link_port != (link or 0):
+            membership.link_port = link or 0
+            membership.save(folder.path)
+        return membership
+
     async def _use_engine(self, url: str) -> None:
         settings = self.settings
+        if self._token is not None or Membership.load(settings.data) is not None:
+            raise BadSetting(
+                "a site with an engine of your own cannot be part of a fabric yet",
+                "Start it without --engine.",
+            )
         self.address = msgspec.structs.replace(Address.parse(url), site=settings.site)
         self._connection = await Connection.open(
             self.address, ClientSettings(timeout=EXTERNAL_TIME), "agent"
@@ -249,7 +314,7 @@ class Site:
         except TimeoutError:
             log.warning(
                 "plain clients cannot publish here: the engine lacks the account's subject mapping "
-                '`mappings: {"p.>": "s.%s.>"}`',
+                '`mappings: {"p.>": "s.%s.0.>"}`',
                 site,
             )
         except SkerryError as error:

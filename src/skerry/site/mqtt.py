@@ -2,7 +2,7 @@
 
 The engine hands a message that an MQTT client published with QoS 1 or 2 to QoS 1 and 2 subscribers
 only out of its own stream `$MQTT_msgs`, never directly, and it files the message there under the
-subject it was mapped to: `$MQTT.msgs.s.<site>.<topic>`. What a topic's log republishes to `t.…`
+subject it was mapped to: `$MQTT.msgs.s.<site>.0.<topic>`. What a topic's log republishes to `t.…`
 still carries the publisher's QoS mark, so such subscribers would get nothing
 (docs/adr/0003-plain-publish.md). We therefore have that stream file it under `t.<topic>`. It keeps
 a message only while a session with QoS 1 or 2 waits for it.
@@ -24,13 +24,13 @@ KEEP = 7 * 24 * 3600
 a device that never comes back would fill the disk."""
 
 
-async def prepare_mqtt(jetstream: JetStream, site: str) -> None:
+async def prepare_mqtt(jetstream: JetStream, mapped: str) -> None:
     """Make or change the engine's MQTT stream so that subscribers of `t.…` find there what was
-    published to `p.…`."""
+    published to `p.…`, which the engine maps to `mapped` (`s.<site>.0`)."""
     wanted: dict[str, Any] = {
         "name": STREAM,
         "subjects": ["$MQTT.msgs.>"],
-        "subject_transform": {"src": f"$MQTT.msgs.s.{site}.>", "dest": "$MQTT.msgs.t.>"},
+        "subject_transform": {"src": f"$MQTT.msgs.{mapped}.>", "dest": "$MQTT.msgs.t.>"},
         "retention": "interest",
         "storage": "file",
         "num_replicas": 1,

@@ -24,11 +24,11 @@ class LocalSite:
     was given.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *, join: str | None = None, **settings: Any) -> None:
         self._temporary = "data" not in settings
         data = Path(settings.pop("data", None) or tempfile.mkdtemp(prefix="skerry-"))
         self.settings = SiteSettings(**{"port": 0, **settings, "data": data})
-        self.site = Site(self.settings)
+        self.site = Site(self.settings, join=join)
 
     async def __aenter__(self) -> Self:
         try:

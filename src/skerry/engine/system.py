@@ -1,0 +1,100 @@
+"""What the engine lets its own operator do: reload, look at links, drop one, hear of changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from skerry.engine.wire import Connection
+from skerry.errors import EngineError, EngineFailed
+
+TIME = 5.0
+"""Seconds for one request; a reload takes 1 to 13 ms (measured)."""
+
+
+class LinkState(msgspec.Struct, frozen=True):
+    """A link as the engine sees it. Bytes are those of messages, without the protocol's own."""
+
+    name: str
+    id: int
+    rtt: str = ""
+    in_msgs: int = 0
+    out_msgs: int = 0
+    in_bytes: int = 0
+    out_bytes: int = 0
+
+
+class _Client(msgspec.Struct):
+    name: str = ""
+    kind: str = ""
+
+
+class _LinkEvent(msgspec.Struct):
+    client: _Client
+
+
+class _Leafz(msgspec.Struct):
+    leafs: list[LinkState] | None = None
+
+
+class _LeafzAnswer(msgspec.Struct):
+    data: _Leafz
+
+
+class _Problem(msgspec.Struct):
+    description: str = ""
+
+
+class _ReloadAnswer(msgspec.Struct):
+    error: _Problem | None = None
+
+
+class _Identity(msgspec.Struct):
+    id: str
+
+
+class System:
+    """The engine's operator, over a connection of its own as the user `system`."""
+
+    def __init__(
+        self, connection: Connection, account: str, on_link: Callable[[str, bool], None]
+    ) -> None:
+        self._connection = connection
+        self._on_link = on_link
+        connection.subscribe(f"$SYS.ACCOUNT.{account}.*", self._on_event)
+
+    async def reload(self) -> None:
+        """Have the engine take its configuration anew; when this returns, it has."""
+        answer = await self._ask(f"{await self._id()}.RELOAD")
+        if (error := msgspec.json.decode(answer, type=_ReloadAnswer).error) is not None:
+            raise EngineFailed(f"the engine did not take its configuration: {error.description}")
+
+    async def links(self) -> list[LinkState]:
+        """The links that are up, with what crossed them since they are."""
+        answer = msgspec.json.decode(await self._ask("PING.LEAFZ"), type=_LeafzAnswer)
+        return answer.data.leafs or []
+
+    async def drop(self, name: str) -> None:
+        """Close the link to site `name`; the engine dials again if it may."""
+        for link in await self.links():
+            if link.name == name:
+                body = msgspec.json.encode({"cid": link.id})
+                await self._ask(f"{await self._id()}.KICK", body)
+
+    async def _id(self) -> str:
+        return msgspec.json.decode(await self._ask("PING.IDZ"), type=_Identity).id
+
+    async def _ask(self, name: str, body: bytes = b"") -> bytes:
+        subject = f"$SYS.REQ.SERVER.{name}"
+        try:
+            return (await self._connection.request(subject, body, timeout=TIME)).data
+        except TimeoutError:
+            raise EngineError(f"the engine did not answer {subject}") from None
+
+    def _on_event(self, subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
+        is_up = subject.endswith(b".CONNECT")
+        if is_up or subject.endswith(b".DISCONNECT"):
+            client = msgspec.json.decode(data, type=_LinkEvent).client
+            if client.kind == "Leafnode":
+                self._on_link(client.name, is_up)

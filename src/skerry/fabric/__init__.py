@@ -1,0 +1,1 @@
+"""Several sites as one: links, copies, promotion, failover, moves, outboxes."""

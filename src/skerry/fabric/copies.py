@@ -1,0 +1,951 @@
+"""The logs of topics at one site: homes, replicas, copies for readers.
+
+Theory of operation. The directory says of each topic where its home is and which sites are members.
+`settle` makes the stream at this site what the newest entry says, one topic at a time:
+
+    entry says            stream here is    what happens
+    home is here          none              made (a new topic)
+                          a copy            promoted
+                          a home            its subjects follow the epoch
+    home is elsewhere     none              a copy is made, if we are a member or have readers
+                          a copy            follows the new home, or is rebuilt if it forked
+                          a home            frozen, salvaged, and when safe replaced by a copy
+
+The marks of `skerry.fabric.promotion` are kept in the stream's metadata, written before they count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from skerry.directory.store import STREAM as STORE_STREAM
+from skerry.directory.store import Store
+from skerry.engine.jetstream import STREAM_NOT_FOUND, ApiError, JetStream
+from skerry.engine.link import Down
+from skerry.engine.wire import NO_RESPONDERS
+from skerry.errors import Conflict, FabricError, SkerryError, Unavailable
+from skerry.fabric.links import Links
+from skerry.fabric.peers import Peers
+from skerry.fabric.promotion import LINEAGE_KEPT, Copy, State, is_forked, may_discard
+from skerry.fabric.relay import UPSTREAM, Question, Relay, source_api
+from skerry.fabric.salvage import salvage
+from skerry.log.topics import PLAIN_DELIVERY, log_config, stream_config, unknown_topic
+from skerry.model.fabric import (
+    CopyRecord,
+    SubscriptionRecord,
+    TopicEntry,
+    copy_key,
+    subscription_key,
+    topic_key,
+)
+from skerry.model.names import outbox_subject, stored_subject, stream_of, topic_of_stream
+
+log = logging.getLogger("skerry.fabric")
+
+FANOUT = 4
+"""Copies for readers that follow one holder before the next is asked to follow another copy."""
+SETTLE_TIME = 10.0
+"""Seconds to wait for a copy that readers asked for to have what the home has."""
+STUCK = 2.0
+"""Seconds after which a copy that was sealed for nothing asks for a new epoch."""
+CHECKPOINT = 5.0
+"""Seconds between writing down how far durable subscriptions are, for use at other sites."""
+OUTBOX = "outbox"
+
+_MARKS = ("label", "sealed", "root")
+
+
+class Local:
+    """One topic's stream at this site."""
+
+    def __init__(self, name: str, site: str) -> None:
+        self.name = name
+        self.stream = stream_of(name)
+        self.kind = ""
+        """`home`, `frozen`, `copy`, or empty: no stream."""
+        self.epoch = 0
+        """The epoch that a home here takes events for."""
+        self.copy = Copy(site)
+        self.lock = asyncio.Lock()
+        self.parent = ""
+        self.sources: dict[str, float] = {}
+        """Sites whose outbox this home reads, and until when."""
+        self.touched = 0.0
+        """When a reader last asked for this copy."""
+        self.stuck = 0.0
+        """Since when it waits, sealed, for an epoch that does not come."""
+        self.work: asyncio.Task[None] | None = None
+        self.lease: asyncio.TimerHandle | None = None
+
+    @property
+    def state(self) -> State:
+        """How far it is."""
+        return State(self.copy.site, self.copy.label, self.copy.last, self.copy.root)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether readers asked for it."""
+        return self.touched > 0
+
+
+class Copies:
+    """All logs of one site."""
+
+    def __init__(
+        self,
+        jetstream: JetStream,
+        site: str,
+        fabric: str,
+        store: Store,
+        links: Links,
+        peers: Peers,
+        deliver_plain: bool,
+        idle: float,
+    ) -> None:
+        self.site = site
+        self.relay = Relay(jetstream.connection, self._choose)
+        self._jetstream = jetstream
+        self._connection = jetstream.connection
+        self._fabric = fabric
+        self._store = store
+        self._links = links
+        self._peers = peers
+        self._deliver_plain = deliver_plain
+        self._idle = idle
+        self._locals: dict[str, Local] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._floors: dict[tuple[str, str], int] = {}
+
+    # Life
+
+    async def load(self, streams: Iterable[dict[str, Any]]) -> None:
+        """Learn what is here."""
+        self._locals = {
+            name: local for name, local in self._locals.items() if local.work or local.is_wanted
+        }
+        for info in streams:
+            config = info["config"]
+            name = topic_of_stream(config["name"])
+            if name is not None:
+                local = self._local(name)
+                self._learn(local, info)
+                if local.kind == "copy" and not local.is_wanted:
+                    local.touched = self._connection.now()  # until it proves to be idle
+
+    def start(self) -> None:
+        """Begin to follow the directory."""
+        self._store.watch("topic.", self._on_entry)
+        self._spawn(self._tend())
+
+    async def close(self) -> None:
+        """Stop; logs stay as they are."""
+        await self.relay.close()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def entry(self, name: str) -> TopicEntry | None:
+        """Where a topic lives, as far as this site knows."""
+        return self._store.get(topic_key(name), TopicEntry)
+
+    def homes(self) -> list[str]:
+        """The topics whose home is here."""
+        return [local.name for local in self._locals.values() if local.kind == "home"]
+
+    def count(self) -> tuple[int, int]:
+        """How many homes and how many copies are here."""
+        kinds = [local.kind for local in self._locals.values()]
+        return kinds.count("home"), kinds.count("copy")
+
+    def local(self, name: str) -> Local | None:
+        """The topic's stream here."""
+        return self._locals.get(name)
+
+    async def reconcile(self, is_fresh: bool) -> None:
+        """Bring every log here in line with the directory, before clients may write. Without a
+        fresh directory, homes that others may have replaced stay shut, unless their topic says
+        `continue`."""
+        for local in list(self._locals.values()):
+            entry = self.entry(local.name)
+            if entry is None:
+                if is_fresh and local.kind:
+                    await self._forget(local)
+                continue
+            may_be_replaced = len(entry.members) > 1 and entry.settings.on_partition == "stop"
+            is_shut = local.kind == "frozen" and entry.home == self.site and local.lease is None
+            if is_fresh and is_shut and entry.epoch == local.epoch:
+                self._spawn(self._thaw(local.name, local.epoch))
+                continue
+            if is_fresh or not (local.kind == "home" and may_be_replaced):
+                await self.settle(entry)
+            else:
+                await self._freeze(local)
+        if is_fresh:
+            for entry in self._store.all("topic.", TopicEntry).values():
+                if self.site in entry.members:
+                    await self.settle(entry)
+
+    # What the leader asks for
+
+    async def settle(self, entry: TopicEntry) -> State:
+        """Make this site's stream what `entry` says, as far as that is possible at once."""
+        local = self._local(entry.name)
+        async with local.lock:
+            newest = self.entry(entry.name)
+            if newest is not None and newest.epoch > entry.epoch:
+                entry = newest
+            await self._settle(local, entry)
+            return local.state
+
+    async def seal(self, name: str, epoch: int) -> State | None:
+        """Help no epoch below `epoch` any more; tell how far the log here is."""
+        local = self._local(name)
+        async with local.lock:
+            info = await self._jetstream.stream(local.stream)
+            if info is None:
+                return None
+            self._learn(local, info)
+            if epoch < local.copy.sealed:
+                return None
+            if local.kind == "home" and local.epoch < epoch:
+                await self._freeze(local)
+            local.copy.seal(epoch)
+            await self._write_marks(local)
+            if local.kind == "copy":
+                self.relay.again(local.stream)  # which gets no answer while it is sealed
+            info = await self._jetstream.stream(local.stream)
+            assert info is not None
+            local.copy.last = info["state"]["last_seq"]
+            return local.state
+
+    async def state(self, name: str) -> State | None:
+        """How far the log here is."""
+        local = self._local(name)
+        info = await self._jetstream.stream(local.stream)
+        if info is None:
+            return None
+        await self._advance(local, info["state"]["last_seq"])
+        return local.state
+
+    async def freeze(self, name: str, epoch: int, lease: float) -> int:
+        """Shut the home for a move; return its last index. If the directory does not change within
+        `lease` seconds, it opens again by itself, under a new epoch."""
+        local = self._local(name)
+        async with local.lock:
+            if local.kind not in ("home", "frozen") or local.epoch != epoch:
+                raise FabricError(f"the home of {name} is not here in epoch {epoch}")
+            await self._freeze(local)
+            loop = asyncio.get_running_loop()
+            if local.lease is not None:
+                local.lease.cancel()
+            local.lease = loop.call_later(lease, lambda: self._spawn(self._thaw(name, epoch)))
+            info = await self._jetstream.stream(local.stream)
+            assert info is not None
+            local.copy.last = info["state"]["last_seq"]
+            return local.copy.last
+
+    async def _thaw(self, name: str, epoch: int) -> None:
+        """The move did not happen: open again, in a new epoch, so that neither a late leader nor
+        what publishers sent into the pause can do harm."""
+        local = self._local(name)
+        while True:
+            entry = self.entry(name)
+            if entry is None or entry.epoch != epoch or local.kind != "frozen":
+                return
+            info = await self._jetstream.stream(local.stream)
+            assert info is not None
+            try:
+                await self._store.put(
+                    topic_key(name), next_epoch(entry, entry.members, info["state"]["last_seq"])
+                )
+                return  # our own watch settles it
+            except Conflict:
+                await asyncio.sleep(0.1)
+            except Unavailable:
+                await asyncio.sleep(1.0)
+
+    async def shut(self, name: str) -> None:
+        """Take no events for this topic: the coordination site is away, and the topic says stop."""
+        local = self._local(name)
+        async with local.lock:
+            if local.kind == "home":
+                await self._freeze(local)
+
+    # What readers ask for
+
+    async def ensure(self, name: str, timeout: float = SETTLE_TIME) -> TopicEntry:
+        """Have a copy of the topic here for reading; return where it lives."""
+        entry = self.entry(name)
+        if entry is None:
+            raise unknown_topic(name)
+        local = self._local(name)
+        local.touched = self._connection.now()
+        if local.kind and (local.work is None or local.work.done()):
+            return entry
+        deadline = self._connection.now() + timeout
+        await self.settle(entry)
+        last = await self._last_at(entry.home, local.stream, deadline)
+        while self._connection.now() < deadline:
+            info = await self._jetstream.stream(local.stream)
+            if info is not None and info["state"]["last_seq"] >= last:
+                break
+            await asyncio.sleep(0.005)
+        return entry
+
+    async def durable(self, name: str, subscription: str) -> None:
+        """Have a durable subscription here: fetch it from the site where it was read last."""
+        entry = await self.ensure(name)
+        if await self._jetstream.consumer(entry.stream, subscription) is not None:
+            return
+        record = self._store.get(subscription_key(name, subscription), SubscriptionRecord)
+        if record is None or not record.config:
+            return
+        if record.site != self.site:
+            self._links.want(record.site)
+            with contextlib.suppress(SkerryError):
+                body = {"name": name, "subscription": subscription}
+                data = await self._peers.ask(record.site, "peer.subscription.take", body)
+                record = msgspec.json.decode(data, type=SubscriptionRecord | None) or record
+        await self._restore(entry.stream, subscription, record)
+        await self._note(name, subscription, record)
+
+    async def take(self, name: str, subscription: str) -> SubscriptionRecord | None:
+        """Give up a durable subscription to another site; return where it was."""
+        stream = stream_of(name)
+        info = await self._jetstream.consumer(stream, subscription)
+        if info is None:
+            return None
+        with contextlib.suppress(ApiError):
+            await self._jetstream.call(f"CONSUMER.DELETE.{stream}.{subscription}")
+        return _record_of(self.site, info)
+
+    async def unsubscribe(self, name: str, subscription: str) -> None:
+        """Forget a durable subscription."""
+        key = subscription_key(name, subscription)
+        self._floors.pop((name, subscription), None)
+        record = self._store.get(key, SubscriptionRecord)
+        if record is not None:
+            with contextlib.suppress(Conflict, Unavailable):
+                await self._store.delete(key)
+            if record.site != self.site:
+                with contextlib.suppress(SkerryError):
+                    body = {"name": name, "subscription": subscription}
+                    await self._peers.ask(record.site, "peer.subscription.take", body)
+
+    async def look(self, entry: TopicEntry) -> dict[str, Any] | None:
+        """The state of the topic's log: as the home tells it, else the copy here."""
+        if entry.home != self.site:
+            info = await self._info_at(entry.home, entry.stream, 1.0)
+            if info is not None:
+                return info
+        return await self._jetstream.stream(entry.stream)
+
+    async def prepare(self, entry: TopicEntry) -> None:
+        """Have a copy, because this site is about to become a member."""
+        local = self._local(entry.name)
+        local.touched = self._connection.now()
+        async with local.lock:
+            await self._settle(local, entry)
+
+    # Outboxes
+
+    async def add_source(self, name: str, site: str, until: float) -> None:
+        """Read the outbox of `site` for this topic, whose home is here."""
+        local = self._local(name)
+        async with local.lock:
+            entry = self.entry(name)
+            if local.kind != "home" or entry is None or entry.home != self.site:
+                raise FabricError(f"the home of {name} is not here")
+            known = site in local.sources
+            local.sources[site] = until
+            if not known:
+                await self._update(local, self._home_config(local, entry))
+
+    # Roles
+
+    async def _settle(self, local: Local, entry: TopicEntry) -> None:
+        info = await self._jetstream.stream(local.stream)
+        if info is None:
+            local.kind = ""
+            local.copy = Copy(self.site)
+        else:
+            self._learn(local, info)
+        if entry.epoch < local.copy.sealed and entry.home != self.site:
+            return  # we have promised a later one
+        if entry.home == self.site:
+            await self._be_home(local, entry)
+        elif local.kind in ("home", "frozen"):
+            await self._freeze(local)
+            local.copy.seal(entry.epoch)  # it helps no earlier one, whatever becomes of us
+            await self._write_marks(local)
+            self._replace(local)
+        elif local.kind == "copy":
+            await self._keep_following(local, entry)
+        elif self._is_needed(local, entry):
+            await self._make_copy(local, entry)
+
+    async def _be_home(self, local: Local, entry: TopicEntry) -> None:
+        if local.kind == "" and entry.epoch > 1 and entry.base > 0:
+            raise FabricError(
+                f"site {self.site} is the home of {entry.name} and has lost its log",
+                "Restore the data folder, or move the topic to a site that has a copy.",
+            )
+        if local.kind == "home" and local.epoch == entry.epoch and local.copy.sealed <= entry.epoch:
+            wanted = self._home_config(local, entry)
+            info = await self._jetstream.stream(local.stream)
+            if info is not None and not _differs(wanted, info["config"]):
+                return
+        if local.kind == "frozen" and local.epoch == entry.epoch:
+            return  # shut for a move or a partition; it opens again in another epoch
+        if local.lease is not None:
+            local.lease.cancel()
+            local.lease = None
+        if not local.copy.lead(entry.lineage):
+            log.error(
+                "%s cannot be at home here in epoch %d: its log ends at %d",
+                entry.name, entry.epoch, local.copy.last,
+            )  # fmt: skip
+            return
+        local.epoch = entry.epoch
+        config = self._home_config(local, entry)
+        if local.kind == "":
+            await self._jetstream.call(f"STREAM.CREATE.{local.stream}", config)
+        else:
+            await self._update(local, config)
+        local.kind = "home"
+        local.parent = ""
+        await self._drop_record(local)
+
+    async def _keep_following(self, local: Local, entry: TopicEntry) -> None:
+        if not self._is_needed(local, entry):
+            await self._delete(local)
+            return
+        copy = local.copy
+        if copy.following == entry.epoch and local.parent:
+            wanted = self._copy_config(local, entry)
+            info = await self._jetstream.stream(local.stream)
+            if info is not None and _differs(wanted, info["config"]):
+                await self._update(local, wanted)
+            return
+        if not copy.follow(entry.lineage):
+            if is_forked(copy.root, copy.last, entry.lineage):
+                log.warning(
+                    "the copy of %s here has events that the new home never had; rebuilding it",
+                    entry.name,
+                )
+                self._replace(local)
+            return
+        await self._update(local, self._copy_config(local, entry))
+        self._choose_parent(local, entry)
+        self.relay.again(local.stream)
+        if copy.label < entry.epoch:
+            self._spawn(self._catch_up(local, entry.epoch))
+
+    async def _make_copy(self, local: Local, entry: TopicEntry) -> None:
+        local.copy = Copy(self.site)
+        local.copy.follow(entry.lineage)
+        self._choose_parent(local, entry)
+        config = self._copy_config(local, entry)
+        await self._jetstream.call(f"STREAM.CREATE.{local.stream}", config)
+        local.kind = "copy"
+        if local.copy.label < entry.epoch:
+            self._spawn(self._catch_up(local, entry.epoch))
+
+    async def _catch_up(self, local: Local, epoch: int) -> None:
+        """Mark the copy as complete once it has reached the base."""
+        wait = 0.01
+        while local.copy.following == epoch and local.copy.label < epoch:
+            if await self.state(local.name) is None:
+                return
+            await asyncio.sleep(wait)
+            wait = min(wait * 1.5, 0.5)
+
+    async def _advance(self, local: Local, last: int) -> None:
+        entry = self.entry(local.name)
+        local.copy.last = last
+        follows = entry is not None and local.copy.following == entry.epoch
+        if entry is not None and follows and local.copy.advance(last, entry.base):
+            async with local.lock:
+                await self._write_marks(local)
+
+    def _replace(self, local: Local) -> None:
+        """Replace a log that is not part of the history any more, in the background."""
+        if local.work is None or local.work.done():
+            local.work = self._spawn(self._do_replace(local))
+
+    async def _do_replace(self, local: Local) -> None:
+        saved = 0
+        while True:
+            entry = self.entry(local.name)
+            if entry is None or entry.home == self.site:
+                return
+            try:
+                for member in entry.members:
+                    self._links.want(member)
+                if local.kind == "frozen" and saved != entry.epoch:
+                    await self._salvage(local, entry)
+                    saved = entry.epoch
+                if await self._is_safe(local, entry):
+                    break
+            except (SkerryError, Down) as error:
+                log.debug("%s is not replaced yet: %s", local.name, error)
+            await asyncio.sleep(0.25)
+        async with local.lock:
+            newest = self.entry(local.name)
+            if newest is None or newest.home == self.site:
+                return
+            if newest.epoch != entry.epoch or local.copy.sealed > entry.epoch:
+                # An election counts on what this log holds: begin anew once it is over.
+                asyncio.get_running_loop().call_later(0.25, self._replace_again, local)
+                return
+            await self._save_subscriptions(local)
+            await self._delete(local, keep_wanted=True)
+            if self._is_needed(local, entry):
+                await self._make_copy(local, entry)
+                await self._restore_subscriptions(local)
+
+    def _replace_again(self, local: Local) -> None:
+        entry = self.entry(local.name)
+        if entry is not None:
+            self._spawn(self._settle_quietly(entry))
+
+    async def _salvage(self, local: Local, entry: TopicEntry) -> None:
+        """Bring what only this former home has to the new one."""
+        fork = min(
+            [base for epoch, base in entry.lineage if epoch > local.copy.root],
+            default=entry.base,
+        )
+        if local.copy.last <= fork:
+            return
+        if not await self._links.reach(entry.home, 5.0):
+            raise Unavailable(f"no link to {entry.home}")
+        count = await salvage(
+            self._jetstream, self.site, entry, local.copy.root, fork, local.copy.last
+        )
+        if count:
+            log.warning("%d events that only this site had were added to %s", count, local.name)
+
+    async def _is_safe(self, local: Local, entry: TopicEntry) -> bool:
+        states = []
+        for member in entry.members:
+            if member != self.site:
+                with contextlib.suppress(SkerryError):
+                    data = await self._peers.ask(member, "peer.state", {"name": entry.name})
+                    if (state := msgspec.json.decode(data, type=State | None)) is not None:
+                        states.append(state)
+        return may_discard(local.state, entry.members, states)
+
+    async def _freeze(self, local: Local) -> None:
+        if local.kind != "home":
+            return
+        info = await self._jetstream.stream(local.stream)
+        if info is None:
+            return
+        config = {
+            key: value
+            for key, value in info["config"].items()
+            if key not in ("sources", "subject_transform", "mirror")
+        }
+        config["subjects"] = [f"_frozen.{local.stream}"]
+        await self._update(local, config)
+        local.kind = "frozen"
+        local.sources.clear()
+        info = await self._jetstream.stream(local.stream)
+        assert info is not None
+        local.copy.last = info["state"]["last_seq"]
+
+    async def _delete(self, local: Local, keep_wanted: bool = False) -> None:
+        with contextlib.suppress(ApiError):
+            await self._jetstream.call(f"STREAM.DELETE.{local.stream}")
+        local.kind = ""
+        local.parent = ""
+        local.copy = Copy(self.site)
+        if not keep_wanted:
+            local.touched = 0.0
+        await self._drop_record(local)
+
+    async def _forget(self, local: Local) -> None:
+        """The topic was deleted."""
+        async with local.lock:
+            if local.work is not None:
+                local.work.cancel()
+            await self._delete(local)
+        self._locals.pop(local.name, None)
+
+    # Following the directory
+
+    def _on_entry(self, key: str, value: bytes | None) -> None:
+        name = topic_of_stream(key.removeprefix("topic."))
+        if name is None:
+            return
+        local = self._locals.get(name)
+        if value is None:
+            if local is not None:
+                self._spawn(self._forget(local))
+            return
+        entry = msgspec.json.decode(value, type=TopicEntry)
+        if local is not None or self.site in entry.members:
+            self._spawn(self._settle_quietly(entry))
+
+    async def _settle_quietly(self, entry: TopicEntry) -> None:
+        wait = 0.05
+        while True:
+            try:
+                await self.settle(entry)
+                return
+            except (SkerryError, Down) as error:
+                log.warning("%s is not settled yet: %s", entry.name, error)
+            await asyncio.sleep(wait)
+            wait = min(wait * 2, 5.0)
+            newest = self.entry(entry.name)
+            if newest is None or newest.epoch != entry.epoch:
+                return
+
+    def _is_needed(self, local: Local, entry: TopicEntry) -> bool:
+        return self.site in entry.members or local.is_wanted
+
+    # Whom to follow
+
+    def _choose_parent(self, local: Local, entry: TopicEntry) -> None:
+        """Members follow the home. Copies for readers follow the nearest holder that has room."""
+        if self.site in entry.members:
+            local.parent = entry.home
+        else:
+            records = self._store.all(f"copy.{local.stream}.", CopyRecord)
+            mine = records.pop(self.site, None)
+            depth = {entry.home: 0, **{site: 1 for site in entry.members if site != entry.home}}
+            limit = mine.depth if mine else 99
+            depth |= {site: r.depth for site, r in records.items() if r.depth < limit}
+            children = [record.parent for record in records.values()]
+            holders = [site for site in depth if self._links.can_reach(site)] or [entry.home]
+
+            def rank(site: str) -> tuple[bool, bool, float, int]:
+                return (
+                    children.count(site) >= FANOUT,
+                    site not in self._links.up,
+                    self._links.rtt.get(site, 1.0),
+                    depth[site],
+                )
+
+            local.parent = min(holders, key=rank)
+            record = CopyRecord(
+                site=self.site, parent=local.parent, depth=depth.get(local.parent, 0) + 1
+            )
+            if record != mine:
+                self._spawn(self._put_record(local, record))
+        self._links.want(local.parent)
+
+    async def _put_record(self, local: Local, record: CopyRecord) -> None:
+        with contextlib.suppress(Conflict, Unavailable):
+            await self._store.put(copy_key(local.name, self.site), record)
+
+    async def _drop_record(self, local: Local) -> None:
+        key = copy_key(local.name, self.site)
+        if self._store.get(key, CopyRecord) is not None:
+            with contextlib.suppress(Conflict, Unavailable):
+                await self._store.delete(key)
+
+    async def _choose(self, question: Question) -> str | None:
+        """The holder that a mirror may read now; see `Relay`."""
+        if question.stream == STORE_STREAM:
+            return self._store.origin
+        local = self._locals.get(topic_of_stream(question.stream) or "")
+        entry = self.entry(local.name) if local else None
+        if local is None or entry is None or local.copy.following != entry.epoch:
+            return None
+        if local.parent not in self._links.up:
+            self._links.want(local.parent)
+            if self.site not in entry.members:
+                self._choose_parent(local, entry)
+            if local.parent not in self._links.up:
+                return None
+        if question.start > 1 and local.kind == "copy":
+            first = await self._first_at(local.parent, local.stream)
+            if first is not None and first > question.start:
+                log.warning(
+                    "the copy of %s here ends at %d, and %s keeps events from %d on; rebuilding it",
+                    local.name, question.start - 1, local.parent, first,
+                )  # fmt: skip
+                self._replace(local)
+                return None
+        return local.parent
+
+    def on_link(self, peer: str, is_up: bool) -> None:
+        """A link changed: mirrors and sources that use it must be told, or would wait."""
+        if peer == self._store.origin and is_up:
+            self.relay.again(STORE_STREAM)
+        for local in self._locals.values():
+            if local.kind == "copy" and local.parent == peer:
+                entry = self.entry(local.name)
+                if not is_up and entry is not None and self.site not in entry.members:
+                    self._choose_parent(local, entry)
+                if local.parent in self._links.up:
+                    self.relay.again(local.stream)
+            elif local.kind == "home" and is_up and peer in local.sources:
+                self.relay.again(local.stream, peer)
+
+    async def _first_at(self, site: str, stream: str) -> int | None:
+        info = await self._info_at(site, stream, 1.0)
+        return None if info is None else int(info["state"]["first_seq"])
+
+    async def _last_at(self, site: str, stream: str, deadline: float) -> int:
+        """The last index at `site`, or 0 if it cannot be asked in time."""
+        while self._connection.now() < deadline:
+            info = await self._info_at(site, stream, 1.0)
+            if info is not None:
+                return int(info["state"]["last_seq"])
+            self._links.want(site)
+            await asyncio.sleep(0.02)
+        return 0
+
+    async def _info_at(self, site: str, stream: str, timeout: float) -> dict[str, Any] | None:
+        try:
+            reply = await self._connection.request(
+                f"$JS.{site}.API.STREAM.INFO.{stream}", timeout=timeout
+            )
+        except (Down, TimeoutError):
+            return None
+        if reply.status == NO_RESPONDERS:
+            return None
+        info: dict[str, Any] = msgspec.json.decode(reply.data)
+        return None if "error" in info else info
+
+    # Subscriptions
+
+    async def _subscriptions(self, stream: str) -> list[dict[str, Any]]:
+        answer = await self._jetstream.call(f"CONSUMER.LIST.{stream}", {"offset": 0})
+        return [c for c in answer.get("consumers") or [] if c["config"].get("durable_name")]
+
+    async def _save_subscriptions(self, local: Local) -> None:
+        for info in await self._subscriptions(local.stream):
+            await self._note(local.name, info["name"], _record_of(self.site, info))
+
+    async def _restore_subscriptions(self, local: Local) -> None:
+        records = self._store.all(f"sub.{local.stream}.", SubscriptionRecord)
+        for name, record in records.items():
+            if record.site == self.site and record.config:
+                await self._restore(local.stream, name, record)
+
+    async def _restore(self, stream: str, name: str, record: SubscriptionRecord) -> None:
+        config = {
+            key: value for key, value in record.config.items() if not key.startswith("opt_start")
+        }
+        config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": record.floor + 1}
+        await self._jetstream.call(
+            f"CONSUMER.CREATE.{stream}.{name}", {"stream_name": stream, "config": config}
+        )
+
+    async def _note(self, name: str, subscription: str, record: SubscriptionRecord) -> None:
+        record = msgspec.structs.replace(record, site=self.site)
+        with contextlib.suppress(Conflict, Unavailable):
+            await self._store.put(subscription_key(name, subscription), record)
+
+    async def _checkpoint(self) -> None:
+        """Write down how far durable subscriptions are."""
+        for info in await self._jetstream.streams():
+            name = topic_of_stream(info["config"]["name"])
+            if name is None or not info["state"].get("consumer_count"):
+                continue
+            for consumer in await self._subscriptions(info["config"]["name"]):
+                floor = consumer["ack_floor"]["stream_seq"]
+                key = (name, consumer["name"])
+                if self._floors.get(key) != floor:
+                    self._floors[key] = floor
+                    await self._note(*key, _record_of(self.site, consumer))
+
+    # Upkeep
+
+    async def _tend(self) -> None:
+        """Keep the links that copies need, remove copies that nobody reads, drop idle sources."""
+        last = self._connection.now()
+        while True:
+            await asyncio.sleep(min(self._idle / 4, 1.0))
+            now = self._connection.now()
+            try:
+                for local in list(self._locals.values()):
+                    await self._tend_one(local, now)
+                if now - last > CHECKPOINT:
+                    last = now
+                    await self._checkpoint()
+            except (SkerryError, Down) as error:
+                log.debug("upkeep: %s", error)
+
+    async def _tend_one(self, local: Local, now: float) -> None:
+        entry = self.entry(local.name)
+        if entry is None:
+            return
+        if local.kind == "copy":
+            self._links.want(local.parent)
+            self._watch_seal(local, entry, now)
+            if self.site not in entry.members and now - local.touched > self._idle:
+                async with local.lock:
+                    info = await self._jetstream.stream(local.stream)
+                    if info is not None and info["state"].get("consumer_count", 0) == 0:
+                        await self._delete(local)
+                    else:
+                        local.touched = now
+        elif local.kind == "home" and local.sources:
+            idle = [site for site, until in local.sources.items() if now > until]
+            if idle:
+                async with local.lock:
+                    for site in idle:
+                        local.sources.pop(site, None)
+                    if local.kind == "home":
+                        await self._update(local, self._home_config(local, entry))
+            for site in local.sources:
+                self._links.want(site)
+
+    def _watch_seal(self, local: Local, entry: TopicEntry, now: float) -> None:
+        """A copy that was sealed for an epoch which never came follows nobody: say so."""
+        if local.copy.sealed <= entry.epoch:
+            local.stuck = 0.0
+        elif not local.stuck:
+            local.stuck = now
+        elif now - local.stuck > STUCK:
+            local.stuck = now
+            self._spawn(self._ask_for_epoch(local))
+
+    async def _ask_for_epoch(self, local: Local) -> None:
+        with contextlib.suppress(SkerryError):
+            body = {"name": local.name}
+            await self._peers.ask(self._store.origin, "peer.lead.topic.renew", body, timeout=5.0)
+
+    # Streams
+
+    def _local(self, name: str) -> Local:
+        if name not in self._locals:
+            self._locals[name] = Local(name, self.site)
+        return self._locals[name]
+
+    def _learn(self, local: Local, info: dict[str, Any]) -> None:
+        config = info["config"]
+        marks = config.get("metadata") or {}
+        if config.get("mirror"):
+            local.kind = "copy"
+        elif str(config["subjects"][0]).startswith("_frozen."):
+            local.kind = "frozen"
+        else:
+            local.kind = "home"
+        copy = local.copy
+        copy.last = info["state"]["last_seq"]
+        for mark in _MARKS:
+            setattr(copy, mark, max(int(marks.get(f"skerry.{mark}", 0)), getattr(copy, mark)))
+        local.epoch = int(marks.get("skerry.epoch", 0))
+
+    def _metadata(self, local: Local, entry: TopicEntry) -> dict[str, str]:
+        return {
+            "skerry.home": entry.home,
+            "skerry.durability": entry.settings.durability,
+            "skerry.fabric": self._fabric,
+            "skerry.epoch": str(entry.epoch),
+            **{f"skerry.{mark}": str(getattr(local.copy, mark)) for mark in _MARKS},
+        }
+
+    def _home_config(self, local: Local, entry: TopicEntry) -> dict[str, Any]:
+        config = stream_config(self.site, entry.name, entry.settings, entry.epoch)
+        config["metadata"] = self._metadata(local, entry)
+        if self._deliver_plain:
+            config["republish"] = PLAIN_DELIVERY
+        if local.sources:
+            config["sources"] = [self._source(entry.name, site) for site in sorted(local.sources)]
+        return config
+
+    def _source(self, name: str, site: str) -> dict[str, Any]:
+        subject, stored = outbox_subject(site, name), stored_subject(name)
+        source: dict[str, Any] = {
+            "name": OUTBOX,
+            "subject_transforms": [
+                {"src": subject, "dest": stored},
+                {"src": f"{subject}.>", "dest": f"{stored}.>"},
+            ],
+        }
+        # The own outbox is named like the others, so that the engine knows how far it was read
+        # wherever the home goes.
+        source["external"] = {"api": source_api(site), "deliver": f"$JS.M.{self.site}"}
+        return source
+
+    def _copy_config(self, local: Local, entry: TopicEntry) -> dict[str, Any]:
+        config = {
+            "name": local.stream,
+            **log_config(entry.settings),
+            "mirror_direct": True,
+            "mirror": {
+                "name": local.stream,
+                "external": {"api": UPSTREAM, "deliver": f"$JS.M.{self.site}"},
+            },
+            "metadata": self._metadata(local, entry),
+        }
+        if self._deliver_plain:
+            config["republish"] = PLAIN_DELIVERY
+        return config
+
+    async def _write_marks(self, local: Local) -> None:
+        info = await self._jetstream.stream(local.stream)
+        if info is None:
+            return
+        config = info["config"]
+        marks = {f"skerry.{mark}": str(getattr(local.copy, mark)) for mark in _MARKS}
+        await self._update(
+            local, {**config, "metadata": {**(config.get("metadata") or {}), **marks}}
+        )
+
+    async def _update(self, local: Local, config: dict[str, Any]) -> None:
+        try:
+            await self._jetstream.call(f"STREAM.UPDATE.{local.stream}", config)
+        except ApiError as error:
+            if error.code == STREAM_NOT_FOUND:
+                local.kind = ""
+            raise
+
+    def _spawn(self, work: Any) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("work on a copy failed: %s", error, exc_info=error)
+
+
+def next_epoch(entry: TopicEntry, members: tuple[str, ...], base: int) -> TopicEntry:
+    """The entry of the epoch after `entry`; its home, the first of `members`, begins at `base`."""
+    lineage = (*entry.lineage, (entry.epoch + 1, base))[-LINEAGE_KEPT:]
+    return msgspec.structs.replace(
+        entry, home=members[0], epoch=entry.epoch + 1, members=members, lineage=lineage
+    )
+
+
+def _differs(wanted: dict[str, Any], config: dict[str, Any]) -> bool:
+    """Whether a stream's configuration lacks something of `wanted`; metadata is compared by what
+    we write there."""
+    for key, value in wanted.items():
+        have = config.get(key)
+        if key == "metadata":
+            if any((have or {}).get(k) != v for k, v in value.items()):
+                return True
+        elif key in ("mirror", "sources"):
+            names = [s.get("external", {}).get("api") for s in _list(value)]
+            if names != [s.get("external", {}).get("api") for s in _list(have)]:
+                return True
+        elif have != value:
+            return True
+    return bool(config.get("sources")) and "sources" not in wanted
+
+
+def _list(value: Any) -> list[dict[str, Any]]:
+    return value if isinstance(value, list) else [value] if value else []
+
+
+def _record_of(site: str, info: dict[str, Any]) -> SubscriptionRecord:
+    return SubscriptionRecord(
+        site=site, floor=info["ack_floor"]["stream_seq"], config=info["config"]
+    )

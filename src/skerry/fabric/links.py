@@ -1,0 +1,435 @@
+"""Links between sites: wanted, made, watched, removed.
+
+Theory of operation. Whoever needs a link writes a record of it into the store. The dialer adds a
+public key of its own making, the acceptor lets that key in and says so, the dialer dials; each of
+these is a change of the engine's configuration and a reload, some milliseconds. The link to the
+coordination site is there from the day a site joined. A link that neither side has used for a while
+loses its record, and both engines drop it.
+
+An edge dials a hub, never the reverse; two sites that both only dial out cannot be linked, and meet
+at a hub. A link is *up* while the engine says so and heartbeats come in: a black hole closes no
+connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import Protocol
+
+import msgspec
+
+from skerry.config import SiteSettings
+from skerry.directory.store import Store
+from skerry.engine.conf import Inbound, Outbound, Ports, Wiring, write_conf
+from skerry.engine.folder import Folder
+from skerry.engine.link import Down
+from skerry.engine.nkeys import new_pair
+from skerry.engine.system import LinkState, System
+from skerry.engine.wire import Connection
+from skerry.errors import Conflict, SkerryError, Unavailable
+from skerry.fabric.join import Membership
+from skerry.model.control import LinkInfo
+from skerry.model.fabric import LinkRecord, SiteRecord, link_key, site_key
+
+log = logging.getLogger("skerry.fabric")
+
+REDIAL = 4.0
+"""Silences in a row after which a link that looks alive to the engine is closed, to be dialled anew
+(an LTE link was once seen to hang for 8 hours, nats-server#7615)."""
+
+
+class Beat(msgspec.Struct, array_like=True):
+    """A heartbeat: the sender's clock; the receiver's own clock as last heard, and how long ago."""
+
+    clock: float
+    echo: float = 0.0
+    held: float = 0.0
+
+
+class Watcher(Protocol):
+    """Told of links as they go and come."""
+
+    def on_link(self, peer: str, is_up: bool, how: str) -> None:
+        """The link to `peer` is up, or is not; `how` says what was seen."""
+
+
+def first_wiring(site: str, membership: Membership) -> Wiring:
+    """What an engine starts with: the one link that every site has."""
+    outbound: tuple[Outbound, ...] = ()
+    if membership.coordinator is not None:
+        found = _outbound(membership, membership.coordinator)
+        outbound = (found,) if found else ()
+    leads = membership.coordination == site
+    return Wiring(outbound=outbound, coordinates=leads, locked=not leads)
+
+
+class Links:
+    """The links of one site."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        system: Connection,
+        account: str,
+        settings: SiteSettings,
+        folder: Folder,
+        ports: Ports,
+        membership: Membership,
+        watcher: Watcher,
+    ) -> None:
+        self.site = settings.site
+        self.up: set[str] = set()
+        """Peers whose link is up."""
+        self.rtt: dict[str, float] = {}
+        """Seconds to each peer and back, as heartbeats measured it last."""
+        self._connection = connection
+        self._settings = settings
+        self._folder = folder
+        self._ports = ports
+        self._membership = membership
+        self._watcher = watcher
+        self._store: Store | None = None
+        self._connected: set[str] = set()
+        self._heard: dict[str, tuple[float, float]] = {}
+        """When each peer was heard last, and its clock then."""
+        self._used: dict[str, float] = {}
+        self._locked = True
+        self._applied: Wiring | None = None
+        self._apply_lock = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._system = System(system, account, self._on_engine)
+        connection.subscribe(f"_sk.{self.site}.beat.*", self._on_beat)
+
+    def start(self, store: Store) -> None:
+        """Begin to make and watch links."""
+        self._store = store
+        store.watch("link.", lambda key, value: self._changed.set())
+        store.watch("site.", lambda key, value: self._changed.set())
+        self._tasks = [
+            asyncio.create_task(self._keep_wired()),
+            asyncio.create_task(self._beat()),
+        ]
+
+    async def close(self) -> None:
+        """Stop watching; links stay as they are."""
+        tasks = [*self._tasks, *self._asking.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # What others ask for
+
+    def want(self, peer: str) -> None:
+        """Make sure of a link to `peer`, if there can be one; it stays while it is asked for."""
+        if peer == self.site:
+            return
+        self._used[peer] = time.monotonic()
+        record = self._record(peer)
+        is_known = record is not None and self.site in record.wanted_by
+        if not is_known and peer not in self._asking:
+            task = asyncio.create_task(self._ask_for(peer))
+            self._asking[peer] = task
+            task.add_done_callback(lambda _: self._asking.pop(peer, None))
+
+    def missing(self) -> set[str]:
+        """Peers that have a link on record, and none that is up."""
+        return self._peers() - self.up
+
+    def can_reach(self, peer: str) -> bool:
+        """Whether there is, or can be, a link to `peer`."""
+        return peer == self.site or peer in self.up or self._plan(peer) is not None
+
+    async def reach(self, peer: str, timeout: float) -> bool:
+        """Wait until the link to `peer` is up; whether it is."""
+        deadline = time.monotonic() + timeout
+        while peer != self.site and peer not in self.up:
+            self.want(peer)
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(0.005)
+        return True
+
+    async def unlock(self) -> None:
+        """Let clients write to this site's homes. What is written to disk stays locked, so that an
+        engine that dies and comes back asks first."""
+        await self._apply(locked=False)
+
+    async def settle(self) -> None:
+        """Have the engine's configuration match the records now."""
+        await self._apply(locked=self._locked)
+
+    async def list(self) -> list[LinkInfo]:
+        """Every link of this site."""
+        states = {state.name: state for state in await self._system.links()}
+        now = time.monotonic()
+        found = []
+        for peer in sorted(self._peers() | states.keys()):
+            state = states.get(peer, LinkState(peer, 0))
+            record = self._record(peer)
+            heard = self._heard.get(peer)
+            found.append(
+                LinkInfo(
+                    site=self.site,
+                    peer=peer,
+                    dialer=record.dialer if record else "?",
+                    up=peer in self.up,
+                    rtt_ms=round(self.rtt[peer] * 1000, 3) if peer in self.rtt else None,
+                    heard_ms=round((now - heard[0]) * 1000, 1) if heard else None,
+                    in_bytes=state.in_bytes,
+                    out_bytes=state.out_bytes,
+                    in_msgs=state.in_msgs,
+                    out_msgs=state.out_msgs,
+                )
+            )
+        return found
+
+    async def drop(self, peer: str) -> None:
+        """Close the link to `peer` at once."""
+        await self._system.drop(peer)
+
+    # Records
+
+    def _record(self, peer: str) -> LinkRecord | None:
+        store = self._store
+        return store.get(link_key(self.site, peer), LinkRecord) if store else None
+
+    def _peers(self) -> set[str]:
+        assert self._store is not None
+        peers = set()
+        for key, record in self._store.all("link.", LinkRecord).items():
+            if self.site in key.split("."):
+                peers.add(record.acceptor if record.dialer == self.site else record.dialer)
+        return peers
+
+    def _plan(self, peer: str) -> tuple[str, str] | None:
+        """Who dials whom; None: neither can."""
+        assert self._store is not None
+        mine = self._store.get(site_key(self.site), SiteRecord)
+        other = self._store.get(site_key(peer), SiteRecord)
+        if mine is None or other is None:
+            return None
+        ways = [
+            (dialer.name, acceptor.name)
+            for dialer, acceptor in ((mine, other), (other, mine))
+            if acceptor.link is not None
+        ]
+        if not ways:
+            return None
+        rank = {
+            mine.name: (mine.tier == "hub", mine.name),
+            other.name: (other.tier == "hub", other.name),
+        }
+        return min(ways, key=lambda way: rank[way[0]])
+
+    async def _ask_for(self, peer: str) -> None:
+        """Write down that we want the link."""
+        assert self._store is not None
+        for _ in range(5):
+            key, plan = link_key(self.site, peer), self._plan(peer)
+            record = self._record(peer)
+            if plan is None or (record is not None and self.site in record.wanted_by):
+                return
+            if record is None:
+                record = LinkRecord(dialer=plan[0], acceptor=plan[1])
+            wanted = tuple(sorted({*record.wanted_by, self.site}))
+            record = msgspec.structs.replace(record, wanted_by=wanted)
+            try:
+                await self._store.put(key, self._with_key(record))
+                return
+            except Conflict:
+                await asyncio.sleep(0.02)
+            except Unavailable:
+                return
+
+    def _with_key(self, record: LinkRecord) -> LinkRecord:
+        """Add our public key where we are to dial."""
+        if record.dialer != self.site or record.key:
+            return record
+        seed, key = new_pair()
+        self._membership.seeds[record.acceptor] = seed
+        self._membership.save(self._folder.path)
+        return msgspec.structs.replace(record, key=key, ready=False)
+
+    async def _keep_wired(self) -> None:
+        """Follow the records; drop wants that nobody renews."""
+        assert self._store is not None
+        while True:
+            self._changed.clear()
+            try:
+                await self._tend()
+            except SkerryError as error:
+                log.warning("links could not be changed now: %s", error.what)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(self._settings.link_idle / 4, 0.05)):
+                    await self._changed.wait()
+
+    async def _tend(self) -> None:
+        assert self._store is not None
+        now = time.monotonic()
+        for key, record in self._store.all("link.", LinkRecord).items():
+            if self.site not in key.split("."):
+                continue
+            peer = record.acceptor if record.dialer == self.site else record.dialer
+            fresh = record
+            if record.dialer == self.site and (
+                not record.key or record.acceptor not in self._membership.seeds
+            ):
+                fresh = self._with_key(msgspec.structs.replace(record, key=""))
+            elif self.site in record.wanted_by and self._is_idle(peer, now):
+                left = tuple(site for site in record.wanted_by if site != self.site)
+                fresh = msgspec.structs.replace(record, wanted_by=left)
+            try:
+                if not fresh.wanted_by:
+                    await self._store.delete("link." + key)
+                elif fresh != record:
+                    await self._store.put("link." + key, fresh)
+            except (Conflict, Unavailable):
+                continue
+        await self.settle()
+        for key, record in self._store.all("link.", LinkRecord).items():
+            if record.acceptor == self.site and record.key and not record.ready:
+                with contextlib.suppress(Conflict, Unavailable):
+                    await self._store.put(
+                        "link." + key, msgspec.structs.replace(record, ready=True)
+                    )
+
+    def _is_idle(self, peer: str, now: float) -> bool:
+        if self._membership.coordination in (peer, self.site):
+            return False
+        return now - self._used.setdefault(peer, now) > self._settings.link_idle
+
+    # The engine's side
+
+    def wiring(self, locked: bool) -> Wiring:
+        """The links as the engine is to have them."""
+        inbound: list[Inbound] = []
+        outbound: list[Outbound] = []
+        coordination = self._membership.coordination
+        if self._store is not None:
+            for record in self._store.all("link.", LinkRecord).values():
+                if record.acceptor == self.site and record.key:
+                    inbound.append(Inbound(record.dialer, record.key))
+                elif (
+                    record.dialer == self.site and record.ready and record.acceptor != coordination
+                ):
+                    peer = self._store.get(site_key(record.acceptor), SiteRecord)
+                    if peer is not None and (found := _outbound(self._membership, peer)):
+                        outbound.append(found)
+        if self._membership.coordinator is not None:
+            known = self._store and self._store.get(site_key(coordination), SiteRecord)
+            if found := _outbound(self._membership, known or self._membership.coordinator):
+                outbound.append(found)
+        return Wiring(
+            inbound=tuple(sorted(inbound, key=lambda link: link.peer)),
+            outbound=tuple(sorted(outbound, key=lambda link: link.peer)),
+            coordinates=coordination == self.site,
+            locked=locked,
+        )
+
+    async def _apply(self, locked: bool) -> None:
+        async with self._apply_lock:
+            self._locked = locked
+            wiring = self.wiring(locked)
+            if wiring == self._applied:
+                return
+            old = self._applied
+            write_conf(self._folder, self._settings, self._ports, wiring)
+            try:
+                await self._system.reload()
+                self._applied = wiring
+            except (Down, SkerryError) as error:
+                log.warning("the engine was not reloaded: %s", error)
+                raise Unavailable("the engine did not take its configuration") from None
+            finally:
+                if not locked and self._membership.coordination != self.site:
+                    # Should the engine die, it comes back locked.
+                    write_conf(self._folder, self._settings, self._ports, self.wiring(True))
+            gone = {link.peer for link in old.inbound} if old else set()
+            for peer in gone - {link.peer for link in wiring.inbound}:
+                await self._system.drop(peer)  # a reload does not end what is already linked
+
+    def engine_restarted(self) -> None:
+        """The engine came back, locked and with the links that the file named."""
+        self._applied = None
+        self._locked = True
+        for peer in list(self.up):
+            self._lost(peer, "closed")
+        self._connected.clear()
+
+    def _on_engine(self, peer: str, is_up: bool) -> None:
+        if is_up:
+            self._connected.add(peer)
+            self._send_beat(peer)
+        else:
+            self._connected.discard(peer)
+            self._lost(peer, "closed")
+
+    # Heartbeats
+
+    async def _beat(self) -> None:
+        beat = self._settings.beat
+        last = time.monotonic()
+        with contextlib.suppress(SkerryError, Down):
+            self._connected |= {state.name for state in await self._system.links()}
+        while True:
+            for peer in [*self._connected, self.site]:
+                self._send_beat(peer)
+            await asyncio.sleep(beat)
+            now = time.monotonic()
+            late, last = now - last - beat, now
+            own = now - self._heard.get(self.site, (0.0, 0.0))[0]
+            if max(late, own - beat) > self._settings.silence / 2:
+                # We, or our engine, were held up; what we have not heard says nothing.
+                self._heard = {peer: (now, clock) for peer, (_, clock) in self._heard.items()}
+                continue
+            for peer in list(self.up):
+                if now - self._heard[peer][0] > self._settings.silence:
+                    self._lost(peer, "silent")
+            for peer in list(self._connected - self.up):
+                silent = now - self._heard.get(peer, (now, 0.0))[0]
+                if silent > REDIAL * self._settings.silence:
+                    self._heard.pop(peer, None)
+                    with contextlib.suppress(SkerryError, Down):
+                        await self._system.drop(peer)
+
+    def _send_beat(self, peer: str) -> None:
+        now = time.monotonic()
+        heard, clock = self._heard.get(peer, (now, 0.0))
+        with contextlib.suppress(Down):
+            self._connection.publish(
+                f"_sk.{peer}.beat.{self.site}",
+                msgspec.json.encode(Beat(now, clock, now - heard)),
+            )
+
+    def _on_beat(self, subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
+        peer = subject.decode().rpartition(".")[2]
+        beat = msgspec.json.decode(data, type=Beat)
+        now = time.monotonic()
+        self._heard[peer] = (now, beat.clock)
+        if peer == self.site:
+            return
+        if beat.echo:
+            self.rtt[peer] = max(now - beat.echo - beat.held, 0.0)
+        self._connected.add(peer)
+        if peer not in self.up:
+            self.up.add(peer)
+            self._send_beat(peer)
+            self._watcher.on_link(peer, True, "heard")
+
+    def _lost(self, peer: str, how: str) -> None:
+        if peer in self.up:
+            self.up.discard(peer)
+            self._watcher.on_link(peer, False, how)
+
+
+def _outbound(membership: Membership, peer: SiteRecord) -> Outbound | None:
+    seed = membership.seeds.get(peer.name)
+    if seed is None or peer.link is None:
+        return None
+    scheme = "tls" if peer.tls else "nats-leaf"
+    return Outbound(peer.name, f"{scheme}://{peer.link}", seed, peer.ca)

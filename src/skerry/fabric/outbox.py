@@ -1,0 +1,206 @@
+"""The site's outbox: events for any topic, durable here at once, taken home when the way is free.
+
+Everything published at level `outbox`, and everything that plain clients publish, is stored in one
+stream of this site. When it holds events of a topic, we ask that topic's home to read them; its
+engine takes them over the link, in order, and remembers in its own log how far it came, so that
+neither a cut nor a change of home adds or loses one. They are removed here once so many members
+hold them that an election would find them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+import msgspec
+
+from skerry.config import DUPLICATE_WINDOW
+from skerry.engine.jetstream import JetStream
+from skerry.engine.link import Down
+from skerry.errors import SkerryError
+from skerry.fabric.copies import OUTBOX, Copies
+from skerry.fabric.links import Links
+from skerry.fabric.peers import Peers
+from skerry.fabric.promotion import State, read_quorum
+from skerry.model.fabric import TopicEntry
+from skerry.model.names import is_within
+
+log = logging.getLogger("skerry.fabric")
+
+NANO = 1_000_000_000
+LOOK = 0.05
+"""Seconds between looks at the outbox. The first event of a quiet topic waits for one."""
+SOURCE_LIFE = 60.0
+"""Seconds that a home goes on reading an outbox that has nothing for it."""
+TIDY = 1.0
+"""Seconds between removals of what has arrived."""
+
+
+class SourceRequest(msgspec.Struct):
+    """Asks a home to read the outbox of `site`."""
+
+    name: str
+    site: str
+
+
+class Taken(msgspec.Struct):
+    """How far a home has read an outbox, counting only what enough members hold."""
+
+    seq: int
+
+
+class Outbox:
+    """The outbox of one site, and the homes here that read others'."""
+
+    def __init__(
+        self, jetstream: JetStream, site: str, copies: Copies, links: Links, peers: Peers
+    ) -> None:
+        self._jetstream = jetstream
+        self._connection = jetstream.connection
+        self._site = site
+        self._copies = copies
+        self._links = links
+        self._peers = peers
+        self._asked: dict[str, tuple[str, int, float]] = {}
+        self._unknown: dict[str, float] = {}
+        self._last = -1
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Make the stream, and begin to look after it."""
+        config = {
+            "name": OUTBOX,
+            "subjects": [f"o.{self._site}.>"],
+            "storage": "file",
+            "num_replicas": 1,
+            "discard": "new",
+            "allow_direct": True,
+            "allow_msg_ttl": True,
+            "duplicate_window": int(DUPLICATE_WINDOW * NANO),
+        }
+        existing = await self._jetstream.stream(OUTBOX)
+        if existing is None:
+            await self._jetstream.call(f"STREAM.CREATE.{OUTBOX}", config)
+        self._task = asyncio.create_task(self._keep())
+
+    async def close(self) -> None:
+        """Stop looking; what is in it stays."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    # At the publisher's site
+
+    async def _keep(self) -> None:
+        tidied = 0.0
+        while True:
+            await asyncio.sleep(LOOK)
+            try:
+                info = await self._jetstream.stream(OUTBOX)
+                if info is None or not info["state"]["messages"]:
+                    continue
+                now = self._connection.now()
+                last = info["state"]["last_seq"]
+                tidy = now - tidied > TIDY
+                if last == self._last and not tidy:
+                    continue
+                self._last = last
+                for entry in (await self._waiting()).values():
+                    await self._ask_home(entry, now)
+                    if tidy:
+                        await self._tidy(entry)
+                if tidy:
+                    tidied = now
+            except (SkerryError, Down) as error:
+                log.debug("the outbox: %s", error)
+
+    async def _waiting(self) -> dict[str, TopicEntry]:
+        """The topics that the outbox holds events of."""
+        info = await self._jetstream.call(
+            f"STREAM.INFO.{OUTBOX}", {"subjects_filter": f"o.{self._site}.>"}
+        )
+        found: dict[str, TopicEntry] = {}
+        prefix = len(f"o.{self._site}.")
+        for subject in info["state"].get("subjects") or {}:
+            topic = subject[prefix:].replace(".", "/")
+            if any(is_within(topic, name) for name in found):
+                continue
+            entry = self._owner(topic)
+            if entry is None:
+                await self._drop_unknown(topic, subject)
+            else:
+                found[entry.name] = entry
+        return found
+
+    def _owner(self, topic: str) -> TopicEntry | None:
+        tokens = topic.split("/")
+        for depth in range(1, len(tokens) + 1):
+            if (entry := self._copies.entry("/".join(tokens[:depth]))) is not None:
+                return entry
+        return None
+
+    async def _drop_unknown(self, topic: str, subject: str) -> None:
+        """Events of a topic that does not exist cannot go anywhere. It may be one that is just
+        being made, so they wait a little."""
+        now = self._connection.now()
+        since = self._unknown.setdefault(topic, now)
+        if now - since > 10.0:
+            log.warning("events for %s were dropped: there is no such topic", topic)
+            await self._jetstream.call(f"STREAM.PURGE.{OUTBOX}", {"filter": subject})
+            self._unknown.pop(topic, None)
+
+    async def _ask_home(self, entry: TopicEntry, now: float) -> None:
+        home, epoch, when = self._asked.get(entry.name, ("", 0, 0.0))
+        if home == entry.home and epoch == entry.epoch and now - when < SOURCE_LIFE / 3:
+            return
+        self._links.want(entry.home)
+        body = SourceRequest(entry.name, self._site)
+        with contextlib.suppress(SkerryError):
+            await self._peers.ask(entry.home, "peer.source", body, timeout=1.0)
+            self._asked[entry.name] = (entry.home, entry.epoch, now)
+
+    async def _tidy(self, entry: TopicEntry) -> None:
+        with contextlib.suppress(SkerryError):
+            body = SourceRequest(entry.name, self._site)
+            data = await self._peers.ask(entry.home, "peer.taken", body, timeout=1.0)
+            taken = msgspec.json.decode(data, type=Taken).seq
+            if taken:
+                subject = f"o.{self._site}.{entry.name.replace('/', '.')}"
+                for filter_ in (subject, f"{subject}.>"):
+                    await self._jetstream.call(
+                        f"STREAM.PURGE.{OUTBOX}", {"filter": filter_, "seq": taken + 1}
+                    )
+
+    # At the home
+
+    async def read(self, request: SourceRequest) -> None:
+        """Read the outbox of `request.site`, for a while."""
+        self._links.want(request.site)
+        until = self._connection.now() + SOURCE_LIFE
+        await self._copies.add_source(request.name, request.site, until)
+
+    async def taken(self, request: SourceRequest) -> Taken:
+        """How far it was read, by enough members."""
+        local = self._copies.local(request.name)
+        entry = self._copies.entry(request.name)
+        if local is None or entry is None or local.kind != "home":
+            return Taken(0)
+        info = await self._jetstream.stream(local.stream)
+        seq = 0
+        for source in (info or {}).get("sources") or []:
+            if source.get("external", {}).get("api") == f"$JS.UP.{request.site}.API":
+                seq = int(source.get("seq", 0))
+        if info is None or not seq:
+            return Taken(0)
+        last = info["state"]["last_seq"]
+        holding = 1
+        for member in entry.members[1:]:
+            with contextlib.suppress(SkerryError):
+                data = await self._peers.ask(member, "peer.state", {"name": entry.name})
+                state = msgspec.json.decode(data, type=State | None)
+                if state is not None and state.label == entry.epoch and state.last >= last:
+                    holding += 1
+        # Home included: what is removed must survive the loss of as many as an election may miss.
+        need = len(entry.members) - read_quorum(len(entry.members)) + 1
+        return Taken(seq if holding >= need else 0)

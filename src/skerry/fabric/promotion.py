@@ -1,0 +1,226 @@
+"""Who may be a topic's home: the rules, without any I/O.
+
+A topic has *members*: sites whose copies count. One of them is the home. Its directory entry
+carries an *epoch*, which grows whenever home or members change, and a *base*: the last index of
+the epoch before, which the new home had when it took over.
+
+Two numbers rule everything. An event is acknowledged at level `quorum` once `write_quorum` members
+hold it. A lost home is replaced only after `read_quorum` members were asked how far they are. Any
+two such sets share a member, so the most advanced of those asked holds every such event.
+
+Each member's copy has three marks, written down before they matter:
+
+- `root`: the epoch whose history the copy's events belong to: that of the home it followed last.
+- `label`: the newest epoch whose base the copy has reached while following that epoch's home. A
+  copy under rebuild has label 0: it holds little, whatever its last index says.
+- `sealed`: the epoch that the copy has promised not to help any more. It follows no home of a
+  lower epoch and confirms nothing for it, from the moment it has told how far it is.
+
+So `(label, last)` compares copies, as the last term and index do in Raft: a higher label has the
+whole history up to a later base.
+
+A site whose copy is not part of the history any more (a former home, or one that took events
+which the new home never had) throws it away only when `write_quorum` other members prove at least
+as much, and the home has whatever had to be salvaged. Until then it counts, frozen as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+Lineage = Sequence[tuple[int, int]]
+"""Epochs and their bases, the oldest kept first, the current one last."""
+
+LINEAGE_KEPT = 64
+"""Epochs that a topic's entry remembers. A copy that missed more of them is rebuilt."""
+
+
+class State(msgspec.Struct, frozen=True):
+    """How far a member's copy is."""
+
+    site: str
+    label: int
+    last: int
+    root: int = 0
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """The outcome of an election: the next epoch."""
+
+    home: str
+    epoch: int
+    base: int
+    members: tuple[str, ...]
+
+
+def write_quorum(members: int) -> int:
+    """How many members, the home included, hold an event acknowledged at level `quorum`."""
+    return members // 2 + 1
+
+
+def read_quorum(members: int) -> int:
+    """How many members must be asked before a lost home is replaced."""
+    return members - write_quorum(members) + 1
+
+
+def elect(
+    lineage: Lineage,
+    members: Sequence[str],
+    states: Iterable[State],
+    preferred: Sequence[str] = (),
+    barred: Iterable[str] = (),
+) -> Decision | None:
+    """Choose the home of the epoch after that of `lineage` from the members sealed for it.
+
+    None: too few answered, all of them are under rebuild, or none of the best may lead. Among
+    equals the earlier in `preferred`, then in `members`, wins; a site in `barred` counts as a
+    witness and is not chosen. So does a forked copy, and only up to its fork: were it to lead,
+    its events beyond would become history, and the copies of the epochs between, which hold
+    others there, would not notice.
+    """
+    answered = {state.site: state for state in states if state.site in members}
+    if len(answered) < read_quorum(len(members)):
+        return None
+    out = set(barred)
+    rank = {}
+    for state in answered.values():
+        last = state.last
+        if is_forked(state.root, last, lineage):
+            out.add(state.site)
+            last = min([last, *(base for epoch, base in lineage if epoch > state.root)])
+        rank[state.site] = (state.label, last)
+    best = max(rank.values())
+    able = [site for site in rank if rank[site] == best and site not in out]
+    if best[0] == 0:
+        return None
+    if not able:
+        return None
+    order = [*preferred, *members]
+    home = min(able, key=order.index)
+    others = tuple(member for member in members if member != home)
+    return Decision(home, lineage[-1][0] + 1, best[1], (home, *others))
+
+
+def may_cut_over(members: Sequence[str], states: Mapping[str, State], last: int) -> bool:
+    """Whether a frozen home's log, which ends at `last`, is safe with the next `members`: so many
+    of them hold it that any election among them would find it. `states` are those of copies whose
+    label is the frozen epoch."""
+    holding = [site for site in members if site in states and states[site].last >= last]
+    return len(holding) >= write_quorum(len(members))
+
+
+def may_discard(mine: State, members: Sequence[str], states: Iterable[State]) -> bool:
+    """Whether a copy of an older epoch may be thrown away: so many other members prove at least as
+    much that any election would find it without this one. Of two members this may be the only
+    other; a copy under rebuild is never elected.
+
+    Equals are ordered by name. So of two copies at most one counts on the other, and the least of
+    them all can always go: nobody waits in a circle.
+    """
+    me = (mine.label, mine.last, mine.site)
+    others = set(members) - {mine.site}
+    above = {
+        state.site
+        for state in states
+        if state.site in others and (state.label, state.last, state.site) > me
+    }
+    return len(above) >= min(write_quorum(len(members)), len(others))
+
+
+def is_forked(root: int, last: int, lineage: Lineage) -> bool:
+    """Whether a copy that followed epoch `root` holds events that are not part of the history:
+    beyond the base of an epoch that began since. Epochs too old to be in `lineage` are not known,
+    so a copy from before them counts as forked, unless it is empty."""
+    if last == 0 or root >= lineage[-1][0]:
+        return False
+    if root < lineage[0][0] - 1:
+        return True
+    return any(last > base for epoch, base in lineage if epoch > root)
+
+
+def confirmed(home_last: int, epoch: int, members: int, states: Iterable[State]) -> int:
+    """The last index that `write_quorum` members hold, given what replicas reported for `epoch`.
+
+    `home_last` is the last index that the home acknowledged. Reports of another epoch count for
+    nothing: the same index may be another event there.
+    """
+    need = write_quorum(members) - 1
+    if need == 0:
+        return home_last
+    lasts = sorted((state.last for state in states if state.label == epoch), reverse=True)
+    return min(home_last, lasts[need - 1]) if len(lasts) >= need else 0
+
+
+class Copy:
+    """One member's copy of one topic, as far as safety goes.
+
+    The driver persists the three marks before it acts on what a method returned or tells anybody.
+    """
+
+    def __init__(
+        self, site: str, label: int = 0, sealed: int = 0, root: int = 0, last: int = 0
+    ) -> None:
+        self.site = site
+        self.label = label
+        self.sealed = sealed
+        self.root = root
+        self.last = last
+        self.following = 0
+        """The epoch whose home this copy follows now; 0: none."""
+
+    def seal(self, epoch: int) -> State | None:
+        """Promise to help no epoch below `epoch`; tell how far the copy is. None: it has promised
+        a later one already."""
+        if epoch < self.sealed:
+            return None
+        self.sealed = epoch
+        if self.following < epoch:
+            self.following = 0
+        return State(self.site, self.label, self.last, self.root)
+
+    def follow(self, lineage: Lineage) -> bool:
+        """Begin to follow the home of the newest epoch. False: this copy has promised a later
+        one, or must be rebuilt first."""
+        epoch, base = lineage[-1]
+        if epoch < self.sealed or is_forked(self.root, self.last, lineage):
+            return False
+        self.following = self.root = self.sealed = epoch
+        self.advance(self.last, base)
+        return True
+
+    def lead(self, lineage: Lineage) -> bool:
+        """Become the home of the newest epoch, or go on as such after a restart. False: this copy
+        has promised a later one, or lacks what it was chosen for. It may have more, as data comes
+        in after the seal. `is_forked` was asked by who chose it, perhaps with epochs that are
+        forgotten by now."""
+        epoch, base = lineage[-1]
+        if epoch < self.sealed or (self.root != epoch and self.last < base):
+            return False
+        self.following = self.root = self.sealed = self.label = epoch
+        return True
+
+    def advance(self, last: int, base: int) -> bool:
+        """The copy has grown to `last` while following; `base` is that epoch's. Whether a mark
+        changed."""
+        self.last = last
+        if not self.following or last < base or self.label >= self.following:
+            return False
+        self.label = self.following
+        return True
+
+    def report(self) -> State | None:
+        """What this copy may confirm: nothing once it is sealed for a later epoch, or before it
+        has reached the base of the one it follows."""
+        if not self.following or self.label != self.following:
+            return None
+        return State(self.site, self.label, self.last, self.root)
+
+    def rebuild(self, epoch: int) -> bool:
+        """Begin anew, for `epoch`; then throw the events away. False: this copy has promised a
+        later epoch, and who asked for that may count on it."""
+        if self.sealed > epoch:
+            return False
+        self.label = self.root = self.last = self.following = 0
+        return True

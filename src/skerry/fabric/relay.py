@@ -1,0 +1,145 @@
+"""Which holder a copy follows: the engine asks us each time it (re)connects a mirror.
+
+Theory of operation. The engine cannot change where a mirror follows. So every copy names `UP`, a
+site that does not exist, as its origin; when its engine wants to read, it asks `$JS.UP.API.…`, and
+we answer by asking the holder that we chose. The events then flow from engine to engine, and Python
+sees none of them. To change the holder we make the engine ask again: a heartbeat that does not fit
+on the mirror's delivery subject makes it believe that it missed something (6 ms, measured; the
+engine asks at most every two seconds).
+
+Sources, which bring outboxes home, do the same with `$JS.UP.<site>.API.…`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from skerry.engine.link import Down
+from skerry.engine.wire import NO_RESPONDERS, Connection
+from skerry.model.names import STREAM_PREFIX
+
+log = logging.getLogger("skerry.fabric")
+
+UPSTREAM = "$JS.UP.API"
+HELD = 25.0
+"""Seconds that a question may wait for a holder to be known; the engine itself gives up at 30."""
+ATTEMPT = 2.0
+"""Seconds for one attempt to ask a holder."""
+
+_MISFIT = (
+    b"NATS/1.0 100 Idle Heartbeat\r\n"
+    b"Nats-Last-Consumer: 999999999999\r\nNats-Last-Stream: 999999999999\r\n\r\n"
+)
+
+
+class Question(msgspec.Struct, frozen=True):
+    """What the engine wants to know to connect a mirror or a source."""
+
+    stream: str
+    source: str
+    """The site whose outbox is read; empty for a mirror."""
+    start: int
+    """The first index it lacks; 0: from the beginning."""
+
+
+Choose = Callable[[Question], Awaitable[str | None]]
+"""The holder to ask, or None: not yet."""
+
+
+class _Config(msgspec.Struct):
+    deliver_subject: str = ""
+    opt_start_seq: int = 0
+    filter_subjects: list[str] = []
+
+
+class _Create(msgspec.Struct):
+    config: _Config
+
+
+def source_api(site: str) -> str:
+    """The origin that a source of the outbox of `site` names."""
+    return f"$JS.UP.{site}.API"
+
+
+class Relay:
+    """Answers the engine's questions."""
+
+    def __init__(self, connection: Connection, choose: Choose) -> None:
+        self._connection = connection
+        self._choose = choose
+        self._delivery: dict[tuple[str, str], str] = {}
+        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+        connection.subscribe("$JS.UP.>", self._on_question)
+
+    async def close(self) -> None:
+        """Stop."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def again(self, stream: str, source: str = "") -> None:
+        """Have the engine ask again for this mirror, or this source of it, because the answer
+        would be another one now."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+        if subject := self._delivery.get((stream, source)):
+            with contextlib.suppress(Down):
+                self._connection.write(
+                    b"HPUB %b %d %d\r\n%b\r\n"
+                    % (subject.encode(), len(_MISFIT), len(_MISFIT), _MISFIT)
+                )
+
+    def _on_question(self, subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
+        words = subject.decode().split(".")
+        source = "" if words[2] == "API" else words[2]
+        call = ".".join(words[words.index("API") + 1 :])
+        if "CONSUMER.CREATE" not in call or not reply:
+            return
+        wanted = msgspec.json.decode(data, type=_Create).config
+        stream = words[words.index("CREATE") + 1]
+        if source and wanted.filter_subjects:  # of the outbox, for the topic that it filters
+            stream = STREAM_PREFIX + wanted.filter_subjects[0].removesuffix(".>").replace(
+                f"o.{source}.", ""
+            ).replace(".", "~")
+        question = Question(stream, source, wanted.opt_start_seq)
+        key = (stream, source)
+        self._delivery[key] = wanted.deliver_subject
+        if (old := self._tasks.pop(key, None)) is not None:
+            old.cancel()
+        task = asyncio.create_task(self._answer(question, call, reply.decode(), data))
+        self._tasks[key] = task
+        task.add_done_callback(lambda done: self._forget(key, done))
+
+    def _forget(self, key: tuple[str, str], done: asyncio.Task[None]) -> None:
+        if self._tasks.get(key) is done:
+            del self._tasks[key]
+
+    async def _answer(self, question: Question, call: str, reply: str, data: bytes) -> None:
+        deadline = self._connection.now() + HELD
+        while self._connection.now() < deadline:
+            changed = self._changed
+            try:
+                holder = question.source or await self._choose(question)
+                if holder is not None:
+                    answer = await self._connection.request(
+                        f"$JS.{holder}.API.{call}", data, timeout=ATTEMPT
+                    )
+                    if answer.status != NO_RESPONDERS:
+                        self._connection.write(
+                            b"PUB %b %d\r\n%b\r\n" % (reply.encode(), len(answer.data), answer.data)
+                        )
+                        return
+            except Down:
+                return
+            except TimeoutError:
+                pass
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await changed.wait()

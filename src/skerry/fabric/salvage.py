@@ -1,0 +1,85 @@
+"""Bring home what only a former home has.
+
+A home that was replaced while it was away may hold events that the new home never saw: it had
+acknowledged them at level `home` and died before a replica had them. Each is published to the new
+home with its own id, unless the new home has it already, because its publisher sent it again.
+
+Events that came out of an outbox are left alone: their outbox keeps them until enough replicas
+have them, and the new home reads it from where its own log ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+from skerry.engine.jetstream import JetStream
+from skerry.engine.link import Down
+from skerry.engine.wire import NO_RESPONDERS
+from skerry.errors import Unavailable
+from skerry.log.append import outcome_of
+from skerry.log.follow import Start
+from skerry.log.live import LiveSubscription
+from skerry.model.event import ID_HEADER, Event
+from skerry.model.fabric import TopicEntry
+from skerry.model.names import write_subject
+
+SOURCE_HEADER = "Nats-Stream-Source"
+PATIENCE = 10.0
+"""Seconds that the new home may take for one event."""
+
+
+async def salvage(
+    jetstream: JetStream, site: str, entry: TopicEntry, root: int, fork: int, last: int
+) -> int:
+    """Publish the events of this site's log from behind `fork` to `last` that the new home lacks;
+    return how many they were."""
+    mine: list[tuple[str, Event]] = []
+    async for event in _events(jetstream, entry.name, fork + 1, last):
+        fields = event._all()
+        if SOURCE_HEADER not in fields:
+            mine.append((fields.get(ID_HEADER) or f"salvage-{site}-{root}-{event.index}", event))
+    if not mine:
+        return 0
+    remote = JetStream(jetstream.connection, entry.home)
+    info = await remote.call(f"STREAM.INFO.{entry.stream}", timeout=PATIENCE)
+    end = info["state"]["last_seq"]
+    known = set()
+    if end > fork:
+        async for event in _events(remote, entry.name, fork + 1, end):
+            known.add(event.id)
+    count = 0
+    for identity, event in mine:
+        if identity not in known:
+            await _publish(jetstream, entry, identity, event)
+            count += 1
+    return count
+
+
+async def _events(jetstream: JetStream, topic: str, start: int, end: int):  # type: ignore[no-untyped-def]
+    subscription = LiveSubscription(jetstream, topic, topic, Start(index=start))
+    async with await subscription.open(), aclosing(subscription.drain(end)) as events:
+        async for event in events:
+            yield event
+
+
+async def _publish(jetstream: JetStream, entry: TopicEntry, identity: str, event: Event) -> None:
+    connection = jetstream.connection
+    lines = [line for line in event._head.split(b"\r\n")[1:] if line]
+    lines = [line for line in lines if not line.lower().startswith(b"nats-msg-id:")]
+    head = b"\r\n".join([b"NATS/1.0", b"Nats-Msg-Id:" + identity.encode(), *lines, b"", b""])
+    subject = write_subject(entry.home, event.topic, entry.epoch)
+    deadline = connection.now() + PATIENCE
+    while connection.now() < deadline:
+        try:
+            reply = await connection.request(subject, bytes(event.data), head, timeout=2.0)
+        except (Down, TimeoutError):
+            continue
+        if reply.status == NO_RESPONDERS:
+            await asyncio.sleep(0.05)
+            continue
+        outcome = outcome_of(entry.name, reply.head, reply.data)
+        if isinstance(outcome, int):
+            return
+        raise outcome
+    raise Unavailable(f"the new home of {entry.name} took no salvaged event in time")

@@ -1,0 +1,185 @@
+"""Where topics are: what a client knows of the directory, from its own site's copy.
+
+Outside a fabric there is no directory, and every topic is at the client's site. Inside one, an
+entry is read from the copy of the store that the site keeps, and changes are told by its engine as
+they arrive there; no agent is asked, so that it works while agents and other sites are away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Protocol
+
+import msgspec
+
+from skerry.directory.store import PREFIX, STREAM, news_subject
+from skerry.engine.answers import open_answer
+from skerry.engine.jetstream import JetStream
+from skerry.engine.link import Down
+from skerry.engine.wire import NO_RESPONDERS, Listener
+from skerry.errors import SkerryError
+from skerry.log.topics import unknown_topic
+from skerry.model.control import Reach, Want
+from skerry.model.event import parse_headers
+from skerry.model.fabric import TopicEntry, topic_key
+from skerry.model.names import check_topic, topic_of_stream
+
+WANT_EVERY = 20.0
+"""Seconds after which a client that reads a copy asks for it again. Copies that nobody asks for go
+after a minute."""
+
+
+class Follower(Protocol):
+    """Told when a topic moves."""
+
+    def on_route(self, entry: TopicEntry) -> None:
+        """The topic's entry changed."""
+
+
+class Routes(Listener):
+    """What one client knows of where topics are."""
+
+    def __init__(self, jetstream: JetStream) -> None:
+        self._jetstream = jetstream
+        self._connection = jetstream.connection
+        self._in_fabric: bool | None = None
+        self._entries: dict[str, tuple[int, TopicEntry]] = {}
+        self._followers: dict[str, list[Follower]] = {}
+        self._wanted: dict[tuple[str, str | None], float] = {}
+        self._sid: bytes | None = None
+        self._at = ""
+        self._task: asyncio.Task[None] | None = None
+        self._connection.listen(self)
+
+    @property
+    def site(self) -> str:
+        """The site that the client is connected to."""
+        return self._connection.address.site
+
+    async def in_fabric(self) -> bool:
+        """Whether that site is part of a fabric."""
+        if self._in_fabric is None:
+            self._in_fabric = await self._read("fabric") is not None
+            if self._in_fabric:
+                await self._listen_here()
+        return self._in_fabric
+
+    async def find(self, topic: str) -> TopicEntry | None:
+        """The entry of the topic that holds `topic`; None: there is no fabric. Raises
+        `UnknownTopic`."""
+        check_topic(topic)
+        if not await self.in_fabric():
+            return None
+        tokens = topic.split("/")
+        names = ["/".join(tokens[: depth + 1]) for depth in range(len(tokens))]
+        for name in names:
+            if name in self._entries:
+                return self._entries[name][1]
+        for name, found in zip(
+            names, await asyncio.gather(*(self._read(topic_key(n)) for n in names)), strict=True
+        ):
+            if found is not None:
+                self._take(name, *found)
+                return self._entries[name][1]
+        raise unknown_topic(topic)
+
+    def follow(self, name: str, follower: Follower) -> None:
+        """Tell `follower` whenever the entry of topic `name` changes."""
+        self._followers.setdefault(name, []).append(follower)
+
+    def unfollow(self, name: str, follower: Follower) -> None:
+        """Undo `follow`."""
+        followers = self._followers.get(name, [])
+        if follower in followers:
+            followers.remove(follower)
+
+    def newest(self, name: str) -> TopicEntry | None:
+        """The entry of topic `name` as far as it is known."""
+        return self._entries[name][1] if name in self._entries else None
+
+    async def reach(self, sites: list[str]) -> None:
+        """Ask the site's agent for links to `sites`; a failure shows when they are used."""
+        with contextlib.suppress(SkerryError, Down, TimeoutError):
+            await self._connection.request(
+                f"_sk.{self.site}.open.reach", msgspec.json.encode(Reach(sites)), timeout=2.0
+            )
+
+    async def want(self, name: str, durable: str | None = None, *, now: bool = False) -> None:
+        """Have a copy of topic `name` at the client's site, and that durable subscription."""
+        clock = self._connection.now()
+        key = (name, durable)
+        if not now and clock - self._wanted.get(key, -WANT_EVERY) < WANT_EVERY:
+            return
+        body = msgspec.json.encode(Want(name, durable))
+        reply = await self._jetstream.ask(f"_sk.{self.site}.open.topic.want", body)
+        open_answer(reply)
+        self._wanted[key] = clock
+
+    async def forget(self, name: str, durable: str) -> None:
+        """Have the fabric forget a durable subscription."""
+        body = msgspec.json.encode((name, durable))
+        open_answer(await self._jetstream.ask(f"_sk.{self.site}.open.unsubscribe", body))
+        self._wanted.pop((name, durable), None)
+
+    # Keeping up
+
+    def on_up(self) -> None:
+        """Perhaps at another site; and what changed meanwhile was told to nobody."""
+        self._wanted.clear()
+        if self._in_fabric and (self._task is None or self._task.done()):
+            self._task = asyncio.create_task(self._refresh())
+
+    async def _refresh(self) -> None:
+        with contextlib.suppress(SkerryError, Down):
+            await self._listen_here()
+            for name in list(self._entries):
+                found = await self._read(topic_key(name))
+                if found is None:
+                    self._entries.pop(name, None)
+                else:
+                    self._take(name, *found)
+
+    async def _listen_here(self) -> None:
+        if self._at == self.site:
+            return
+        if self._sid is not None:
+            self._connection.unsubscribe(self._sid)
+        self._at = self.site
+        prefix = news_subject(self.site)
+
+        def on_news(subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
+            name = topic_of_stream(subject.decode()[len(prefix) + len("topic.") :])
+            if name is None or name not in self._entries:
+                return
+            fields = parse_headers(head)
+            if "KV-Operation" in fields or "Nats-Marker-Reason" in fields:
+                self._entries.pop(name, None)
+                return
+            self._take(name, int(fields["Nats-Sequence"]), data)
+
+        self._sid = self._connection.subscribe(prefix + "topic.>", on_news)
+
+    async def _read(self, key: str) -> tuple[int, bytes] | None:
+        """The newest value in the copy of the store at the client's site."""
+        reply = await self._jetstream.ask(
+            f"$JS.API.DIRECT.GET.{STREAM}",
+            msgspec.json.encode({"last_by_subj": PREFIX + key}),
+            recovering=False,
+        )
+        if reply.status in (404, NO_RESPONDERS):
+            return None
+        fields = parse_headers(reply.head)
+        if "KV-Operation" in fields or "Nats-Marker-Reason" in fields:
+            return None
+        return int(fields["Nats-Sequence"]), reply.data
+
+    def _take(self, name: str, revision: int, data: bytes) -> None:
+        known = self._entries.get(name)
+        if known is not None and known[0] >= revision:
+            return
+        entry = msgspec.json.decode(data, type=TopicEntry)
+        self._entries[name] = (revision, entry)
+        if known is not None and known[1].epoch < entry.epoch:
+            for follower in list(self._followers.get(name, [])):
+                follower.on_route(entry)

@@ -1,0 +1,148 @@
+"""What the sites of a fabric know of each other: the records of the coordination store.
+
+    fabric                 which fabric this is, and where its store lives
+    site.<name>            a site that joined
+    up.<name>              … and is there; expires by itself when its agent vanishes
+    link.<a>.<b>           a link that somebody wants between two sites, names in order
+    topic.<stream>         where a topic lives (`TopicEntry`)
+    copy.<stream>.<site>   a copy that is kept for readers only
+    sub.<stream>.<name>    where a durable subscription is read, and how far
+    token.<id>             a join token that was used
+
+No record holds a secret: links are opened with key pairs, and only public keys are written down.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+from skerry.model.names import stream_of
+from skerry.model.topic import TopicSettings
+
+Tier = Literal["edge", "hub"]
+
+PROTOCOL = 1
+"""What agents say to each other. Sites of one fabric must agree on it."""
+
+
+class FabricRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Which fabric this is."""
+
+    id: str
+    name: str
+    coordination: str
+    """The site that keeps the origin of the store, and whose agent leads."""
+
+
+class SiteRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A site that joined the fabric."""
+
+    name: str
+    tier: Tier
+    version: str
+    protocol: int
+    link: str | None
+    """`host:port` where it takes links; None: it only dials out."""
+    tls: bool = False
+    ca: str = ""
+    """PEM text that proves the site's certificate."""
+    joined: datetime
+    draining: bool = False
+    """No home may be put here."""
+
+
+class Presence(msgspec.Struct, frozen=True, kw_only=True):
+    """A site whose agent is there; the entry expires unless it is renewed."""
+
+    since: datetime
+    homes: int = 0
+    copies: int = 0
+    rtt: dict[str, float] = {}
+    """Seconds to each linked site and back, as this site measured it."""
+
+
+class LinkRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A link between two sites, wanted by at least one of them."""
+
+    dialer: str
+    acceptor: str
+    key: str = ""
+    """The dialer's public key for this link; empty until it has made one."""
+    ready: bool = False
+    """Whether the acceptor knows that key."""
+    wanted_by: tuple[str, ...] = ()
+
+
+class TopicEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a topic lives. Whoever changes home, epoch or members does so by compare-and-set."""
+
+    name: str
+    home: str
+    epoch: int
+    """Grows with every change of home or members; part of the write subject."""
+    lineage: tuple[tuple[int, int], ...]
+    """The last epochs with their bases, ending with the current one. An epoch's base is the last
+    index of the epoch before: every copy that counts has the log up to there."""
+    members: tuple[str, ...]
+    """The sites that keep a copy which counts, the home first."""
+    settings: TopicSettings
+
+    @property
+    def base(self) -> int:
+        """The last index of the epoch before."""
+        return self.lineage[-1][1]
+
+    @property
+    def stream(self) -> str:
+        """The name of the topic's stream."""
+        return stream_of(self.name)
+
+
+class CopyRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A copy for readers. `parent` is the holder that it follows."""
+
+    site: str
+    parent: str
+    depth: int
+
+
+class SubscriptionRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A durable subscription: the site where it is read, and the last index below which
+    everything is acknowledged."""
+
+    site: str
+    floor: int
+    config: dict[str, object] = {}
+
+
+def site_key(name: str) -> str:
+    """The store's key of a site."""
+    return f"site.{name}"
+
+
+def up_key(name: str) -> str:
+    """The store's key of a site's presence."""
+    return f"up.{name}"
+
+
+def link_key(one: str, other: str) -> str:
+    """The store's key of the link between two sites, whoever asks."""
+    return "link." + ".".join(sorted((one, other)))
+
+
+def topic_key(name: str) -> str:
+    """The store's key of a topic."""
+    return f"topic.{stream_of(name)}"
+
+
+def copy_key(name: str, site: str) -> str:
+    """The store's key of a reader's copy."""
+    return f"copy.{stream_of(name)}.{site}"
+
+
+def subscription_key(name: str, subscription: str) -> str:
+    """The store's key of a durable subscription."""
+    return f"sub.{stream_of(name)}.{subscription}"

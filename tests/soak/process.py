@@ -1,0 +1,226 @@
+"""Processes of a campaign: none outlives it, and sites come back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from skerry.testing.wan import Wan
+
+Result = TypeVar("Result")
+
+RETRY = 75
+"""The exit code of a site that found its folder or port still in use: no fault of its own."""
+
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_parent() -> None:  # runs in the child, between fork and exec
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Network:
+    """Where the sites are: an emulated network, or loopback."""
+
+    def __init__(self, wan: Wan | None) -> None:
+        self.wan = wan
+
+    def address(self, site: str) -> str:
+        """The address of a site."""
+        return self.wan.address(site) if self.wan else "127.0.0.1"
+
+    def inside(self, site: str) -> contextlib.AbstractContextManager[None]:
+        """Have this thread at `site`."""
+        return self.wan.inside(site) if self.wan else contextlib.nullcontext()
+
+    def start(self, site: str, module: str, spec: object, log: Path) -> subprocess.Popen[bytes]:
+        """Run `tests.soak.<module>` at `site`; what it says is appended to `log`."""
+        command = [sys.executable, "-m", f"tests.soak.{module}", json.dumps(spec)]
+        with log.open("ab") as out, self.inside(site):
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                cwd=Path(__file__).parents[2],
+                process_group=0,  # a Ctrl-C is for the campaign, which stops them in order
+                preexec_fn=_die_with_parent,
+            )
+
+
+class Place:
+    """An event loop at a site: a thread of ours that lives in the site's network."""
+
+    def __init__(self, network: Network, site: str) -> None:
+        self._network = network
+        self._site = site
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=f"at-{site}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with self._network.inside(self._site):
+            self._loop.run_forever()
+
+    async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Have `work` done there."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
+class SiteProcess:
+    """A site that is started anew when it dies."""
+
+    def __init__(
+        self, network: Network, spec: dict[str, Any], logs: Path, note: Callable[[str], None]
+    ) -> None:
+        self.name: str = spec["site"]
+        self.data = Path(spec["data"])
+        self._network = network
+        self._spec = spec
+        self._log = logs / f"{self.name}.log"
+        self._note = note
+        self._process: subprocess.Popen[bytes] | None = None
+        self._killed = False
+        self._pause = 0.5
+        self._stopping = False
+        self._keeper: asyncio.Task[None] | None = None
+        self.failures: list[str] = []
+        """Ends that nobody asked for."""
+
+    @property
+    def engine_log(self) -> Path:
+        """What the engine says."""
+        return self.data / "engine.log"
+
+    def start(self) -> None:
+        """Start it, and keep it running."""
+        self._spawn()
+        self._keeper = asyncio.create_task(self._keep())
+
+    def _spawn(self) -> None:
+        self._ready.unlink(missing_ok=True)
+        self._process = self._network.start(self.name, "site", self._spec, self._log)
+
+    @property
+    def _ready(self) -> Path:
+        return Path(self._spec["ready"])
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has started."""
+        with contextlib.suppress(OSError):
+            return self._process is not None and self._ready.read_text() == str(self._process.pid)
+        return False
+
+    async def _keep(self) -> None:
+        while not self._stopping:
+            process = self._process
+            assert process is not None
+            while process.poll() is None:
+                await asyncio.sleep(0.02)
+            if self._stopping:
+                return
+            if not self._killed and process.returncode != RETRY:
+                text = f"site {self.name} ended by itself with code {process.returncode}"
+                self._note(text)
+                self.failures.append(text)
+            await asyncio.sleep(self._pause if self._killed else 0.3)
+            self._killed = False
+            self._spawn()
+
+    @property
+    def agent(self) -> int | None:
+        """The agent's process id, while it runs."""
+        process = self._process
+        return process.pid if process is not None and process.poll() is None else None
+
+    @property
+    def engine(self) -> int | None:
+        """The engine's process id, while it runs."""
+        if self.agent is not None:
+            with contextlib.suppress(psutil.Error):
+                for child in psutil.Process(self.agent).children():
+                    if child.name().startswith("nats-server"):
+                        return child.pid
+        return None
+
+    def kill(self, pause: float) -> bool:
+        """Kill the agent, and the engine with it; it comes back after `pause` seconds."""
+        if self.agent is None:
+            return False
+        self._pause = pause
+        self._killed = True
+        os.kill(self.agent, signal.SIGKILL)
+        return True
+
+    def signal(self, which: str, number: int) -> int | None:
+        """Send a signal to its `engine` or `agent`; return the process that got it."""
+        pid = self.engine if which == "engine" else self.agent
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        return pid
+
+    def thaw(self) -> None:
+        """Let everything of it go on that was stopped."""
+        self.signal("agent", signal.SIGCONT)
+        self.signal("engine", signal.SIGCONT)
+
+    async def stop(self) -> None:
+        """Stop it in order, or else at all."""
+        self._stopping = True
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        if self._process is not None:
+            self.thaw()
+            await end(self._process, 15)
+
+
+async def end(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Ask a process to end; kill it after `seconds`. Whether it ended by itself."""
+    if process.poll() is None:
+        process.terminate()
+    deadline = asyncio.get_running_loop().time() + seconds
+    while process.poll() is None and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(0.02)
+    if process.poll() is not None:
+        return True
+    process.kill()
+    process.wait()
+    return False
+
+
+async def until(
+    what: str, seconds: float, look: Callable[[], Awaitable[str]], every: float = 0.2
+) -> str:
+    """Wait until `look` finds nothing to wait for. Returns what hangs; empty: nothing does."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while hangs := await look():
+        if loop.time() > deadline:
+            return f"{what} not within {seconds:.0f} s: {hangs}"
+        await asyncio.sleep(every)
+    return ""
