@@ -15,7 +15,7 @@ STALE := $(shell [ "$$(cat '$(STAMP)' 2>/dev/null)" = "$$($(PYTHON) -V 2>&1) in 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format bench lock clean stale-venv
+.PHONY: help demo test soak lint format bench lock clean stale-venv
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ demo: $(STAMP) ## run the demonstration
 
 test: $(STAMP) ## run the tests; ARGS="-k name -x" goes to pytest
 	$(PY) -m pytest $(ARGS)
+
+soak: $(STAMP) ## a campaign of faults against real sites; ARGS="--seed 7 --minutes 10", root for cuts
+	$(PY) -m tests.soak $(ARGS)
 
 lint: $(STAMP) ## check style, formatting and types
 	$(PY) -m ruff check .

@@ -9,7 +9,9 @@ import pytest
 
 import skerry.sync
 from skerry import errors
+from skerry.model.topic import Topic
 from skerry.testing import LocalSite
+from skerry.testing.fabric import LocalFabric
 
 
 async def test_everything_works_without_await(site: LocalSite) -> None:
@@ -46,6 +48,39 @@ def use(data: Path) -> None:
             admin.delete_topic("t")
     with pytest.raises(errors.Unavailable):
         client.publish("t", "x")
+
+
+async def test_a_fabric_is_used_without_await() -> None:
+    async with LocalFabric(["hub", "farm"]) as fabric:
+        await asyncio.to_thread(use_fabric, fabric.root)
+
+
+def use_fabric(root: Path) -> None:
+    with skerry.sync.connect([root / "farm", root / "hub"]) as client:
+        assert client.site in ("farm", "hub")
+    with skerry.sync.connect(root / "farm", user="admin") as client:
+        assert [site.site for site in client.sites()] == ["farm", "hub"]
+        assert [link.peer for link in client.links()] == ["hub"]
+        assert client.join_token(60).startswith("skerry1.")
+        topic = client.create_topic("t", home="hub", replicas=1, spread=["farm"], ack="quorum")
+        assert (topic.home, topic.replicas) == ("hub", ("farm",))
+        assert client.publish("t", "1") == 1
+        assert client.publish("t", "2", ack="home") == 2
+        with client.publisher("t", ack="quorum") as publisher:
+            assert publisher.send("3").result() == 3
+        assert client.move_topic("t", "farm", replicas=["hub"]).replicas == ("hub",)
+        client.create_topic("u")
+        told: list[str] = []
+        moved = client.move_topics(
+            {"u": "hub", "nope": "hub"}, at_once=1, progress=lambda name, outcome: told.append(name)
+        )
+        assert told == ["u", "nope"]
+        assert isinstance(moved["u"], Topic)
+        assert isinstance(moved["nope"], errors.UnknownTopic)
+        assert client.drain_site("farm") == ["t"]
+        with skerry.sync.connect(root / "hub", user="admin") as admin:
+            admin.remove_site("farm")
+            assert [site.site for site in admin.sites()] == ["hub"]
 
 
 def test_a_site_that_was_never_started_is_said(tmp_path: Path) -> None:

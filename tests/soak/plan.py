@@ -12,6 +12,8 @@ RECOVERY = 1.5
 EXCESS = 0.05
 """How often a fault may take away one site more than the promises cover: safety holds all the
 same, only progress stops."""
+LONGEST = 6.0
+"""Seconds after which a site that is away is left alone, to come back."""
 HUB = 0.35
 """How often the coordination site is hit, compared with another."""
 RESTART = (0.2, 3.0)
@@ -57,7 +59,8 @@ def draw(
     """`count` faults within `seconds`; the first of `sites` is the coordination site."""
     rng = random.Random(seed)
     most = (len(sites) - 1) // 2
-    away: dict[str, float] = dict.fromkeys(sites, 0.0)
+    away = dict.fromkeys(sites, 0.0)
+    since = dict.fromkeys(sites, 0.0)
     kinds = [kind for kind in WEIGHTS if can_cut or kind not in ("cut", "isolate")]
     faults: list[Fault] = []
     at = 0.0
@@ -65,18 +68,26 @@ def draw(
         at += rng.uniform(0.5, 1.5) * seconds / count
         gone = sum(until > at for until in away.values())
         allowed = most + (rng.random() < EXCESS)
-        # With nobody to spare, only what takes nobody away.
-        [kind] = rng.choices(kinds, [WEIGHTS[kind] for kind in kinds]) if gone < allowed else ["move"]
-        if kind == "move":
-            faults.append(Fault(at, "move", rng.choice(sites), other=rng.choice(topics)))
+        crowded = gone >= allowed
+        # With nobody to spare, whoever is away already is hit again, though not for ever.
+        there = [
+            site
+            for site in sites
+            if (at < away[site] and at < since[site] + LONGEST if crowded else away[site] <= at)
+        ]
+        [kind] = rng.choices(kinds, [WEIGHTS[kind] for kind in kinds])
+        if kind == "move" or not there:
+            to, topic = rng.choice(sites), rng.choice(topics)
+            faults.append(Fault(round(at, 2), "move", to, other=topic))
             continue
-        there = [site for site in sites if away[site] <= at]
         [site] = rng.choices(there, [HUB if site == sites[0] else 1.0 for site in there])
+        if not crowded:
+            since[site] = at
         other = ""
         if kind == "cut":
             other = rng.choice([name for name in sites if name != site])
         span = {"kill-agent": RESTART, "cut": CUT, "isolate": CUT}.get(kind, PAUSE)
         length = 0.0 if kind == "kill-engine" else round(rng.uniform(*span), 2)
-        away[site] = at + length + RECOVERY
+        away[site] = max(away[site], at + length + RECOVERY)
         faults.append(Fault(round(at, 2), kind, site, length, other))
     return faults

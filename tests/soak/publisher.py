@@ -86,7 +86,9 @@ class Load:
                 self._bad = True
                 why = "cancelled" if future.cancelled() else type(error).__name__
                 self._out.write(f"U {now:.3f} {identity} {number} {why}\n")
-                log.info("unknown: %s:%d: %s", identity, number, why if future.cancelled() else error)
+                log.info(
+                    "unknown: %s:%d: %s", identity, number, why if future.cancelled() else error
+                )
             else:
                 self._out.write(f"A {now:.3f} {identity} {number} {future.result()}\n")
             self._out.flush()

@@ -32,7 +32,7 @@ Connect = Annotated[
         "--connect",
         metavar="TARGET",
         help="The site: a connection file, a data folder, or nats://user:password@host:port. "
-        "Several, repeated or with commas between them: the first that is there. "
+        "Several, repeated or with commas between them: the nearest that is there. "
         "Put a URL with a password into the variable: arguments can be seen by others.",
         show_default="$SKERRY_CONNECT or the default data folder",
         rich_help_panel="Connection",

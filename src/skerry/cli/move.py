@@ -37,7 +37,7 @@ Done = Callable[[str, Outcome], None]
 def move(
     topics: Annotated[
         list[str],
-        typer.Argument(metavar="TOPIC...", help="The topics to move.", show_default=False),
+        typer.Argument(metavar="TOPIC", help="The topics to move.", show_default=False),
     ],
     to: Annotated[
         str, typer.Option("--to", metavar="SITE", help="The site that becomes their home.")

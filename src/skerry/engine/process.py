@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import random
 import re
 import signal
 import socket
@@ -41,7 +42,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 def free_port(host: str) -> int:
-    """A TCP port that nobody listens on at this moment."""
+    """A TCP port that nobody listens on at this moment. Below those that the system gives to
+    outgoing connections: an engine that restarts must find its port free."""
+    for _ in range(100):
+        port = random.randint(10_000, 32_000)
+        with socket.socket(_family(host)) as probe, contextlib.suppress(OSError):
+            probe.bind((host, port))
+            return port
     with socket.socket(_family(host)) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])

@@ -31,6 +31,8 @@ from skerry.model.event import status_of
 log = logging.getLogger("skerry.wire")
 
 NO_RESPONDERS = 503
+DENIED_MOST = 4
+"""How often credentials are refused before that is believed."""
 
 
 class Reply(NamedTuple):
@@ -276,12 +278,17 @@ class Connection:
 
     async def _reconnect(self) -> None:
         wait = self.settings.reconnect_first
+        denied = 0
         while self._closed is None:
             for address in self.addresses:
                 try:
                     link = await self._dial(address)
                 except (AccessDenied, EngineUnfit) as error:
-                    if len(self.addresses) == 1:
+                    # An engine that takes a new configuration refuses good credentials for an
+                    # instant (seen with 2.15.1), so they are shown more than once.
+                    denied += isinstance(error, AccessDenied)
+                    is_final = not isinstance(error, AccessDenied) or denied >= DENIED_MOST
+                    if len(self.addresses) == 1 and is_final:
                         self._close(error)
                         return
                     self.last_fault = error.what

@@ -155,9 +155,22 @@ class Copies:
         """Where a topic lives, as far as this site knows."""
         return self._store.get(topic_key(name), TopicEntry)
 
+    def owner(self, topic: str) -> TopicEntry | None:
+        """The entry of the topic that holds `topic`, itself or one that it is a sub-topic of."""
+        tokens = topic.split("/")
+        for depth in range(1, len(tokens) + 1):
+            if (entry := self.entry("/".join(tokens[:depth]))) is not None:
+                return entry
+        return None
+
     def homes(self) -> list[str]:
         """The topics whose home is here."""
         return [local.name for local in self._locals.values() if local.kind == "home"]
+
+    @property
+    def hub(self) -> str:
+        """The site where others meet that cannot be linked."""
+        return self._store.origin
 
     def count(self) -> tuple[int, int]:
         """How many homes and how many copies are here."""
@@ -290,8 +303,15 @@ class Copies:
         if local.kind and (local.work is None or local.work.done()):
             return entry
         deadline = self._connection.now() + timeout
+        if not any(self._links.can_reach(site) for site in entry.members):
+            # Neither end takes links: they meet at the hub, which has to have a copy then.
+            await self._peers.ask(self._store.origin, "peer.hold", {"name": name}, timeout)
         await self.settle(entry)
-        last = await self._last_at(entry.home, local.stream, deadline)
+        last = await self._last_at(
+            entry.home if self._links.can_reach(entry.home) else local.parent,
+            local.stream,
+            deadline,
+        )
         while self._connection.now() < deadline:
             info = await self._jetstream.stream(local.stream)
             if info is not None and info["state"]["last_seq"] >= last:
@@ -623,8 +643,12 @@ class Copies:
             depth = {entry.home: 0, **{site: 1 for site in entry.members if site != entry.home}}
             limit = mine.depth if mine else 99
             depth |= {site: r.depth for site, r in records.items() if r.depth < limit}
+            known = set(depth)
             children = [record.parent for record in records.values()]
-            holders = [site for site in depth if self._links.can_reach(site)] or [entry.home]
+            depth.setdefault(self._store.origin, 2)
+            holders = [site for site in depth if self._links.can_reach(site)]
+            if holders != [self._store.origin]:
+                holders = [site for site in holders if site in known] or holders
 
             def rank(site: str) -> tuple[bool, bool, float, int]:
                 return (
@@ -679,17 +703,20 @@ class Copies:
 
     def on_link(self, peer: str, is_up: bool) -> None:
         """A link changed: mirrors and sources that use it must be told, or would wait."""
-        if peer == self._store.origin and is_up:
+        if not is_up:
+            self.relay.lost(peer)
+        elif peer == self._store.origin and not self.relay.is_reading(STORE_STREAM):
             self.relay.again(STORE_STREAM)
         for local in self._locals.values():
             if local.kind == "copy" and local.parent == peer:
                 entry = self.entry(local.name)
                 if not is_up and entry is not None and self.site not in entry.members:
                     self._choose_parent(local, entry)
-                if local.parent in self._links.up:
+                if local.parent in self._links.up and not self.relay.is_reading(local.stream):
                     self.relay.again(local.stream)
             elif local.kind == "home" and is_up and peer in local.sources:
-                self.relay.again(local.stream, peer)
+                if not self.relay.is_reading(local.stream, peer):
+                    self.relay.again(local.stream, peer)
 
     async def _first_at(self, site: str, stream: str) -> int | None:
         info = await self._info_at(site, stream, 1.0)
@@ -854,22 +881,12 @@ class Copies:
         if self._deliver_plain:
             config["republish"] = PLAIN_DELIVERY
         if local.sources:
-            config["sources"] = [self._source(entry.name, site) for site in sorted(local.sources)]
+            stored = stored_subject(entry.name)
+            config["sources"] = [
+                source_config(site, outbox_subject(site, entry.name), stored, self.site)
+                for site in sorted(local.sources)
+            ]
         return config
-
-    def _source(self, name: str, site: str) -> dict[str, Any]:
-        subject, stored = outbox_subject(site, name), stored_subject(name)
-        source: dict[str, Any] = {
-            "name": OUTBOX,
-            "subject_transforms": [
-                {"src": subject, "dest": stored},
-                {"src": f"{subject}.>", "dest": f"{stored}.>"},
-            ],
-        }
-        # The own outbox is named like the others, so that the engine knows how far it was read
-        # wherever the home goes.
-        source["external"] = {"api": source_api(site), "deliver": f"$JS.M.{self.site}"}
-        return source
 
     def _copy_config(self, local: Local, entry: TopicEntry) -> dict[str, Any]:
         config = {
@@ -914,6 +931,20 @@ class Copies:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("work on a copy failed: %s", error, exc_info=error)
+
+
+def source_config(site: str, subject: str, stored: str, reader: str) -> dict[str, Any]:
+    """Have a stream at `reader` read the outbox of `site`: `subject` there is `stored` here. The
+    own outbox is named like the others, so that the engine knows how far it was read wherever the
+    home goes."""
+    return {
+        "name": OUTBOX,
+        "subject_transforms": [
+            {"src": subject, "dest": stored},
+            {"src": f"{subject}.>", "dest": f"{stored}.>"},
+        ],
+        "external": {"api": source_api(site), "deliver": f"$JS.M.{reader}"},
+    }
 
 
 def next_epoch(entry: TopicEntry, members: tuple[str, ...], base: int) -> TopicEntry:

@@ -266,15 +266,17 @@ class Fabric(Listener):
                 )
 
     async def _report(self, peer: str, is_up: bool, how: str) -> None:
-        """Tell the leader what we see."""
-        if is_up:
-            how = "heard"
-        elif how == "closed" and await self._is_refused(peer):
-            how = "refused"
-        report = Lost(peer, self.site, how)
+        """Tell the leader what we see, and then whether anybody listens there."""
+        if not is_up and not self.links.is_wanted(peer):
+            return  # nobody uses the link any more, and so it was removed
+        await self._tell_leader(Lost(peer, self.site, "heard" if is_up else how))
+        if how == "closed" and await self._is_refused(peer) and peer not in self.links.up:
+            await self._tell_leader(Lost(peer, self.site, "refused"))
+
+    async def _tell_leader(self, report: Lost) -> None:
         if self.leader is not None:
             self.leader.observe(report)
-        elif peer != self.store.origin:
+        elif report.site != self.store.origin:
             with contextlib.suppress(SkerryError):
                 await self._peers.ask(self.store.origin, "peer.lost", report)
 
@@ -335,6 +337,7 @@ class Fabric(Listener):
         serve("open.topic.create", self._create)
         serve("open.topic.show", self._show)
         serve("open.topic.list", self._list)
+        serve("open.topic.find", self._find)
         serve("open.topic.want", self._want)
         serve("open.reach", self._reach)
         serve("open.progress", self._progress)
@@ -357,6 +360,7 @@ class Fabric(Listener):
         serve("peer.taken", self._taken)
         serve("peer.subscription.take", self._take)
         serve("peer.homes", self._homes)
+        serve("peer.hold", self._hold)
         if self.leader is not None:
             serve("join", self._join)
             serve("peer.lost", self._lost)
@@ -431,6 +435,13 @@ class Fabric(Listener):
         info = await self.copies.look(entry)
         return as_topic(entry, info)
 
+    async def _find(self, data: bytes) -> bool:
+        """Whether there is a topic of that name; asked when a client's site does not know it."""
+        name = msgspec.json.decode(data, type=TopicName).name
+        if self.copies.owner(name) is None:
+            await self.store.fresh(FIRST_CONTACT)
+        return self.copies.owner(name) is not None
+
     async def _want(self, data: bytes) -> TopicEntry:
         request = msgspec.json.decode(data, type=Want)
         entry = await self.copies.ensure(request.name)
@@ -438,9 +449,14 @@ class Fabric(Listener):
             await self.copies.durable(request.name, request.durable)
         return entry
 
-    async def _reach(self, data: bytes) -> None:
-        for site in msgspec.json.decode(data, type=Reach).sites:
+    async def _reach(self, data: bytes) -> list[str]:
+        sites = msgspec.json.decode(data, type=Reach).sites
+        for site in sites:
             self.links.want(site)
+        return [site for site in sites if not self.links.can_reach(site)]
+
+    async def _hold(self, data: bytes) -> None:
+        await self.copies.ensure(msgspec.json.decode(data, type=TopicName).name)
 
     async def _progress(self, data: bytes) -> None:
         await self.progress.watch(msgspec.json.decode(data, type=ProgressRequest))

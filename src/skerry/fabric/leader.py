@@ -59,6 +59,8 @@ SEAL_TIME = 1.0
 ALONE = 2.5
 """Seconds after which one observer is enough. By then a home that lost us has shut itself, if its
 topic says `stop`."""
+ARRIVAL = 2.0
+"""Seconds that a new topic waits for sites that are known and not heard yet."""
 ABSENT = 3.0
 """Seconds that a site with homes may take to appear after the leader started."""
 RETRY = 0.3
@@ -160,6 +162,7 @@ class Leader:
                 return known
             self._check_overlap(name)
             home = self._choose_home(settings, request.site)
+            await self._wait_for_sites(settings.replicas + 1)
             members = self._choose_members(home, settings)
             entry = TopicEntry(
                 name=name,
@@ -190,6 +193,15 @@ class Leader:
                     f"{name} would take in the existing topic {other}",
                     f"Choose another name, or delete {other} first.",
                 )
+
+    async def _wait_for_sites(self, count: int) -> None:
+        """Sites that have just joined, or are just back, may be a moment from being heard."""
+        deadline = asyncio.get_running_loop().time() + ARRIVAL
+        known = [name for name, record in self.sites().items() if not record.draining]
+        while sum(map(self.is_there, known)) < min(count, len(known)):
+            if asyncio.get_running_loop().time() > deadline:
+                return
+            await asyncio.sleep(0.02)
 
     def _choose_home(self, settings: TopicSettings, asked_from: str) -> str:
         for site in settings.prefer:
@@ -305,7 +317,7 @@ class Leader:
                 )
             try:
                 return await self._move(entry, members)
-            except (Conflict, Unavailable, FabricError, Down) as error:
+            except (SkerryError, Down) as error:
                 what = error.what if isinstance(error, SkerryError) else "the engine is away"
                 raise MoveFailed(
                     f"{entry.name} was not moved: {what}", "Nothing is lost; try again."

@@ -136,6 +136,10 @@ class Links:
             self._asking[peer] = task
             task.add_done_callback(lambda _: self._asking.pop(peer, None))
 
+    def is_wanted(self, peer: str) -> bool:
+        """Whether there is a link on record."""
+        return self._record(peer) is not None
+
     def missing(self) -> set[str]:
         """Peers that have a link on record, and none that is up."""
         return self._peers() - self.up
@@ -199,8 +203,9 @@ class Links:
         return store.get(link_key(self.site, peer), LinkRecord) if store else None
 
     def _peers(self) -> set[str]:
-        assert self._store is not None
-        peers = set()
+        peers: set[str] = set()
+        if self._store is None:
+            return peers
         for key, record in self._store.all("link.", LinkRecord).items():
             if self.site in key.split("."):
                 peers.add(record.acceptor if record.dialer == self.site else record.dialer)

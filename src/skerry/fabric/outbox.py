@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from typing import Any
 
 import msgspec
 
@@ -19,12 +20,12 @@ from skerry.config import DUPLICATE_WINDOW
 from skerry.engine.jetstream import JetStream
 from skerry.engine.link import Down
 from skerry.errors import SkerryError
-from skerry.fabric.copies import OUTBOX, Copies
+from skerry.fabric.copies import OUTBOX, Copies, source_config
 from skerry.fabric.links import Links
 from skerry.fabric.peers import Peers
 from skerry.fabric.promotion import State, read_quorum
 from skerry.model.fabric import TopicEntry
-from skerry.model.names import is_within
+from skerry.model.names import is_within, outbox_subject
 
 log = logging.getLogger("skerry.fabric")
 
@@ -38,10 +39,12 @@ TIDY = 1.0
 
 
 class SourceRequest(msgspec.Struct):
-    """Asks a home to read the outbox of `site`."""
+    """Asks a home to read the outbox of `site`; with `via`, a hub to take it into its own outbox,
+    because no link leads from there to the home."""
 
     name: str
     site: str
+    via: bool = False
 
 
 class Taken(msgspec.Struct):
@@ -63,8 +66,11 @@ class Outbox:
         self._links = links
         self._peers = peers
         self._asked: dict[str, tuple[str, int, float]] = {}
+        self._forwards: dict[tuple[str, str], float] = {}
+        """Outboxes that this hub takes into its own: topic and site, and until when."""
         self._unknown: dict[str, float] = {}
         self._last = -1
+        self._config: dict[str, Any] = {}
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -79,6 +85,7 @@ class Outbox:
             "allow_msg_ttl": True,
             "duplicate_window": int(DUPLICATE_WINDOW * NANO),
         }
+        self._config = config
         existing = await self._jetstream.stream(OUTBOX)
         if existing is None:
             await self._jetstream.call(f"STREAM.CREATE.{OUTBOX}", config)
@@ -97,6 +104,10 @@ class Outbox:
         while True:
             await asyncio.sleep(LOOK)
             try:
+                if min(self._forwards.values(), default=self._connection.now()) < (
+                    self._connection.now()
+                ):
+                    await self._set_forwards()
                 info = await self._jetstream.stream(OUTBOX)
                 if info is None or not info["state"]["messages"]:
                     continue
@@ -126,19 +137,12 @@ class Outbox:
             topic = subject[prefix:].replace(".", "/")
             if any(is_within(topic, name) for name in found):
                 continue
-            entry = self._owner(topic)
+            entry = self._copies.owner(topic)
             if entry is None:
                 await self._drop_unknown(topic, subject)
             else:
                 found[entry.name] = entry
         return found
-
-    def _owner(self, topic: str) -> TopicEntry | None:
-        tokens = topic.split("/")
-        for depth in range(1, len(tokens) + 1):
-            if (entry := self._copies.entry("/".join(tokens[:depth]))) is not None:
-                return entry
-        return None
 
     async def _drop_unknown(self, topic: str, subject: str) -> None:
         """Events of a topic that does not exist cannot go anywhere. It may be one that is just
@@ -154,16 +158,22 @@ class Outbox:
         home, epoch, when = self._asked.get(entry.name, ("", 0, 0.0))
         if home == entry.home and epoch == entry.epoch and now - when < SOURCE_LIFE / 3:
             return
-        self._links.want(entry.home)
-        body = SourceRequest(entry.name, self._site)
+        target, body = self._target(entry)
+        self._links.want(target)
         with contextlib.suppress(SkerryError):
-            await self._peers.ask(entry.home, "peer.source", body, timeout=1.0)
+            await self._peers.ask(target, "peer.source", body, timeout=1.0)
             self._asked[entry.name] = (entry.home, entry.epoch, now)
+
+    def _target(self, entry: TopicEntry) -> tuple[str, SourceRequest]:
+        """Whom to ask to read this outbox: the home, or the hub where no link leads there."""
+        hub = self._copies.hub
+        via = not self._links.can_reach(entry.home) and hub != self._site
+        return (hub if via else entry.home), SourceRequest(entry.name, self._site, via)
 
     async def _tidy(self, entry: TopicEntry) -> None:
         with contextlib.suppress(SkerryError):
-            body = SourceRequest(entry.name, self._site)
-            data = await self._peers.ask(entry.home, "peer.taken", body, timeout=1.0)
+            target, body = self._target(entry)
+            data = await self._peers.ask(target, "peer.taken", body, timeout=1.0)
             taken = msgspec.json.decode(data, type=Taken).seq
             if taken:
                 subject = f"o.{self._site}.{entry.name.replace('/', '.')}"
@@ -178,19 +188,24 @@ class Outbox:
         """Read the outbox of `request.site`, for a while."""
         self._links.want(request.site)
         until = self._connection.now() + SOURCE_LIFE
+        if request.via:
+            known = (request.name, request.site) in self._forwards
+            self._forwards[request.name, request.site] = until
+            if not known:
+                await self._set_forwards()
+            return
         await self._copies.add_source(request.name, request.site, until)
 
     async def taken(self, request: SourceRequest) -> Taken:
         """How far it was read, by enough members."""
+        if request.via:
+            return Taken(await self._read_so_far(OUTBOX, request))
         local = self._copies.local(request.name)
         entry = self._copies.entry(request.name)
         if local is None or entry is None or local.kind != "home":
             return Taken(0)
+        seq = await self._read_so_far(local.stream, request)
         info = await self._jetstream.stream(local.stream)
-        seq = 0
-        for source in (info or {}).get("sources") or []:
-            if source.get("external", {}).get("api") == f"$JS.UP.{request.site}.API":
-                seq = int(source.get("seq", 0))
         if info is None or not seq:
             return Taken(0)
         last = info["state"]["last_seq"]
@@ -204,3 +219,26 @@ class Outbox:
         # Home included: what is removed must survive the loss of as many as an election may miss.
         need = len(entry.members) - read_quorum(len(entry.members)) + 1
         return Taken(seq if holding >= need else 0)
+
+    async def _read_so_far(self, stream: str, request: SourceRequest) -> int:
+        info = await self._jetstream.stream(stream)
+        subject = outbox_subject(request.site, request.name)
+        for source in (info or {}).get("sources") or []:
+            filters = [transform["src"] for transform in source.get("subject_transforms") or []]
+            if subject in filters:
+                return int(source.get("seq", 0))
+        return 0
+
+    async def _set_forwards(self) -> None:
+        """Have our own outbox read others', for the topics asked for."""
+        now = self._connection.now()
+        self._forwards = {key: until for key, until in self._forwards.items() if until > now}
+        sources = [
+            source_config(
+                site, outbox_subject(site, name), outbox_subject(self._site, name), self._site
+            )
+            for name, site in sorted(self._forwards)
+        ]
+        await self._jetstream.call(
+            f"STREAM.UPDATE.{OUTBOX}", {**self._config, **({"sources": sources} if sources else {})}
+        )

@@ -73,6 +73,8 @@ class Relay:
         self._connection = connection
         self._choose = choose
         self._delivery: dict[tuple[str, str], str] = {}
+        self._holders: dict[tuple[str, str], str] = {}
+        """Who was asked last, as long as the link to it holds."""
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         connection.subscribe("$JS.UP.>", self._on_question)
@@ -84,11 +86,21 @@ class Relay:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def lost(self, peer: str) -> None:
+        """The link to `peer` is gone, and with it what it was sending."""
+        self._holders = {key: site for key, site in self._holders.items() if site != peer}
+
+    def is_reading(self, stream: str, source: str = "") -> bool:
+        """Whether the engine was given a holder whose link has held since, or is about to be. To
+        ask again would only cost time: the engine does so at most every two seconds."""
+        return (stream, source) in self._holders or (stream, source) in self._tasks
+
     def again(self, stream: str, source: str = "") -> None:
         """Have the engine ask again for this mirror, or this source of it, because the answer
         would be another one now."""
         self._changed.set()
         self._changed = asyncio.Event()
+        self._holders.pop((stream, source), None)
         if subject := self._delivery.get((stream, source)):
             with contextlib.suppress(Down):
                 self._connection.write(

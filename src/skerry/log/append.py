@@ -44,6 +44,7 @@ from skerry.errors import (
     BadSetting,
     EngineError,
     EventTooLarge,
+    FabricError,
     OutcomeUnknown,
     PublishFailed,
     SkerryError,
@@ -368,6 +369,7 @@ class Publisher(Listener):
         self._inbox_size = len(inbox)
         self._opening = b"HPUB %b %b" % (self._subject.encode(), self._inbox)
         self._reports.clear()
+        self._keeps = entry is not None and len(entry.members) > 1 and self._level != "outbox"
         self._sid = connection.subscribe(inbox + "*", self._on_ack, self._on_acks)
         self._pattern = re.compile(
             rb"MSG %b(\d+) %b \d+\r\n%b[^{}]*\}\r\n"
@@ -467,8 +469,15 @@ class Publisher(Listener):
     async def _ask(self, entry: TopicEntry) -> None:
         site = self._connection.address.site
         others = [member for member in entry.members if member != site]
-        if others:
-            await self._routes.reach(others)
+        if others and entry.home in await self._routes.reach(others):
+            self._give_up(
+                FabricError(
+                    f"{site} and {entry.home}, the home of {entry.name}, only dial out and cannot "
+                    "be linked",
+                    "Publish with ack='outbox', which goes through the hub; or move the topic.",
+                )
+            )
+            return
         if len(entry.members) < 2:
             return
         inbox = f"{self._connection.inbox}.q.{self._name.decode()}"
@@ -487,16 +496,20 @@ class Publisher(Listener):
 
     def _on_acks(self, data: bytes, position: int) -> int:
         """Take a run of acknowledgements, each found by one match of a regular expression."""
-        if self._entry is not None:
-            return position  # one by one: more is to be done
         match, take = self._pattern.match, self._in_flight.pop
+        alone = self._entry is None
         while (found := match(data, position)) is not None:
             position = found.end()
-            entry = take(int(found[1]), None)
+            number = int(found[1])
+            entry = take(number, None)
             if entry is not None:
                 self._bytes -= len(entry[1])
-                if not entry[0].done():
+                if not alone:
+                    self._acknowledged(number, int(found[2]), entry)
+                elif not entry[0].done():
                     entry[0].set_result(int(found[2]))
+        if not alone:
+            self._progress()
         self._make_room()
         return position
 
@@ -520,29 +533,26 @@ class Publisher(Listener):
                 entry[0].set_result(int(match.group(1)))
         else:
             self._acknowledged(number, int(match.group(1)), entry)
+            self._progress()
         self._make_room()
 
     def _acknowledged(self, number: int, index: int, entry: InFlight) -> None:
         """The home, or the outbox, has stored an event."""
-        topic = self._entry
-        assert topic is not None
-        self._progressed = self._loop.time()
-        if self._level == "outbox":
-            if not entry[0].done():
-                entry[0].set_result(0)
-        elif len(topic.members) == 1:
-            if not entry[0].done():
-                entry[0].set_result(index)
-        else:
+        if self._keeps:
             self._kept[number] = (index, entry)
             self._kept_bytes += len(entry[1])
             self._home_last = max(self._home_last, index)
-            if self._level == "home":
-                if not entry[0].done():
-                    entry[0].set_result(index)
-                if len(self._kept) > KEPT_EVENTS or self._kept_bytes > KEPT_BYTES:
-                    self._drop_kept(next(iter(self._kept)))
-            self._confirm()
+            if self._level == "quorum":
+                return
+            if len(self._kept) > KEPT_EVENTS or self._kept_bytes > KEPT_BYTES:
+                self._drop_kept(next(iter(self._kept)))
+        if not entry[0].done():
+            entry[0].set_result(0 if self._level == "outbox" else index)
+
+    def _progress(self) -> None:
+        """Acknowledgements came in."""
+        self._progressed = self._loop.time()
+        self._confirm()
         if self._holding:
             self._go_on()
 
@@ -669,11 +679,15 @@ class Publisher(Listener):
     def on_denied(self, subject: str, error: AccessDenied) -> None:
         """This user may not publish here."""
         if subject == self._subject or subject.startswith(self._subject + "."):
-            entries, self._in_flight = self._in_flight, {}
-            for entry in entries.values():
-                self._bytes -= len(entry[1])
-                self._fail(entry, error)
-            self._make_room()
+            self._give_up(error)
+
+    def _give_up(self, error: SkerryError) -> None:
+        """Nothing in flight can be stored."""
+        entries, self._in_flight = self._in_flight, {}
+        for entry in entries.values():
+            self._bytes -= len(entry[1])
+            self._fail(entry, error)
+        self._make_room()
 
     def on_closed(self, error: SkerryError) -> None:
         """The client was closed under the publisher."""

@@ -20,7 +20,7 @@ from skerry.engine.link import Down
 from skerry.engine.wire import NO_RESPONDERS, Listener
 from skerry.errors import SkerryError
 from skerry.log.topics import unknown_topic
-from skerry.model.control import Reach, Want
+from skerry.model.control import Reach, TopicName, Want
 from skerry.model.event import parse_headers
 from skerry.model.fabric import TopicEntry, topic_key
 from skerry.model.names import check_topic, topic_of_stream
@@ -76,13 +76,31 @@ class Routes(Listener):
         for name in names:
             if name in self._entries:
                 return self._entries[name][1]
-        for name, found in zip(
-            names, await asyncio.gather(*(self._read(topic_key(n)) for n in names)), strict=True
-        ):
+        entry = await self._find_one(names)
+        if entry is None and await self._is_new(topic):
+            entry = await self._find_one(names)
+        if entry is None:
+            raise unknown_topic(topic)
+        return entry
+
+    async def _find_one(self, names: list[str]) -> TopicEntry | None:
+        reads = (self._read(topic_key(name)) for name in names)
+        for name, found in zip(names, await asyncio.gather(*reads), strict=True):
             if found is not None:
                 self._take(name, *found)
                 return self._entries[name][1]
-        raise unknown_topic(topic)
+        return None
+
+    async def _is_new(self, topic: str) -> bool:
+        """Whether the topic was made elsewhere so lately that this site only hears of it now."""
+        with contextlib.suppress(SkerryError, Down, TimeoutError):
+            reply = await self._connection.request(
+                f"_sk.{self.site}.open.topic.find",
+                msgspec.json.encode(TopicName(topic)),
+                timeout=4.0,
+            )
+            return msgspec.json.decode(open_answer(reply), type=bool)
+        return False
 
     def follow(self, name: str, follower: Follower) -> None:
         """Tell `follower` whenever the entry of topic `name` changes."""
@@ -98,12 +116,15 @@ class Routes(Listener):
         """The entry of topic `name` as far as it is known."""
         return self._entries[name][1] if name in self._entries else None
 
-    async def reach(self, sites: list[str]) -> None:
-        """Ask the site's agent for links to `sites`; a failure shows when they are used."""
+    async def reach(self, sites: list[str]) -> list[str]:
+        """Ask the site's agent for links to `sites`; return those that no link can lead to. Other
+        failures show when the links are used."""
         with contextlib.suppress(SkerryError, Down, TimeoutError):
-            await self._connection.request(
+            reply = await self._connection.request(
                 f"_sk.{self.site}.open.reach", msgspec.json.encode(Reach(sites)), timeout=2.0
             )
+            return msgspec.json.decode(open_answer(reply), type=list[str])
+        return []
 
     async def want(self, name: str, durable: str | None = None, *, now: bool = False) -> None:
         """Have a copy of topic `name` at the client's site, and that durable subscription."""

@@ -1,0 +1,99 @@
+"""What the tests of a fabric share: load that checks itself, and looking at every copy."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from skerry import Client
+from skerry.model.topic import Ack
+from skerry.site import Site
+from skerry.testing import LocalFabric
+from tests.conftest import until
+
+
+class Load:
+    """Publishes `<name>-0`, `<name>-1`, … one after the other; knows what was acknowledged."""
+
+    def __init__(self, client: Client, topic: str, name: str = "n", ack: Ack | None = None) -> None:
+        self.count = 0
+        """How many events were acknowledged."""
+        self._client = client
+        self._topic = topic
+        self._name = name
+        self._ack = ack
+        self._stop = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Load:
+        self._task = asyncio.create_task(self._run())
+        await self.go_on(5)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._stop = True
+        assert self._task is not None
+        await self._task
+
+    async def _run(self) -> None:
+        while not self._stop:
+            await self._client.publish(
+                self._topic, f"{self._name}-{self.count}", ack=self._ack, timeout=60
+            )
+            self.count += 1
+
+    async def go_on(self, events: int = 20) -> None:
+        """Wait until so many more were acknowledged; raise what ended it, if anything did."""
+        goal = self.count + events
+
+        def reached() -> bool:
+            assert self._task is not None
+            if self._task.done():
+                self._task.result()
+            return self.count >= goal
+
+        await until(reached, 60)
+
+
+async def contents(client: Client, topic: str) -> list[bytes]:
+    """What a site's own copy of a log holds."""
+    return [bytes(event.data) async for event in client.read(topic)]
+
+
+async def last_index(site: Site, stream: str) -> int | None:
+    """The last index of a site's own copy; None: it has none."""
+    assert site.fabric is not None
+    info = await site.fabric.copies._jetstream.stream(stream)
+    return None if info is None else int(info["state"]["last_seq"])
+
+
+async def converged(fabric: LocalFabric, topic: str, sites: list[str]) -> None:
+    """Wait until the copies at `sites` end at the same index and none is being replaced."""
+    stream = "t~" + topic.replace("/", "~")
+
+    async def same() -> bool:
+        lasts = {await last_index(fabric.agent(site), stream) for site in sites}
+        return len(lasts) == 1 and None not in lasts and all(is_settled(s) for s in sites)
+
+    def is_settled(site: str) -> bool:
+        part = fabric.agent(site).fabric
+        local = part.copies.local(topic) if part else None
+        return local is not None and local.kind in ("home", "copy")
+
+    await until(same, 60)
+
+
+async def check_all(fabric: LocalFabric, topic: str, sites: list[str], expected: list[str]) -> None:
+    """Every copy holds exactly `expected`, in that order."""
+    await converged(fabric, topic, sites)
+    for site in sites:
+        async with fabric.connect(site) as client:
+            assert [data.decode() for data in await contents(client, topic)] == expected, site
+
+
+@contextlib.asynccontextmanager
+async def three_sites(**settings: object) -> AsyncIterator[LocalFabric]:
+    """Hub, farm and lab."""
+    async with LocalFabric(["hub", "farm", "lab"], **settings) as fabric:
+        yield fabric

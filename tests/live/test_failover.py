@@ -1,0 +1,207 @@
+"""A lost home is replaced: nothing acknowledged is lost, and publishers and readers go on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from skerry.errors import OutcomeUnknown
+from skerry.fabric.leader import Leader
+from skerry.model.topic import Ack
+from skerry.testing import LocalFabric
+from tests.conftest import until
+from tests.live.fabrics import Load, check_all, last_index, three_sites
+
+SITES = ["hub", "farm", "lab"]
+
+
+def names(count: int, name: str = "n") -> list[str]:
+    return [f"{name}-{number}" for number in range(count)]
+
+
+async def home_of(fabric: LocalFabric, topic: str) -> str:
+    async with fabric.connect("hub") as client:
+        return (await client.topic(topic)).home
+
+
+@pytest.mark.parametrize("ack", ["home", "quorum"])
+async def test_a_killed_home_is_replaced_and_comes_back_as_a_replica(ack: Ack) -> None:
+    async with three_sites() as fabric, fabric.connect("lab") as client:
+        await client.create_topic("t", home="farm", replicas=2)
+        async with Load(client, "t", ack=ack) as load:
+            fabric["farm"].kill_engine()
+            await load.go_on(50)
+            assert await home_of(fabric, "t") != "farm"
+        await check_all(fabric, "t", SITES, names(load.count))
+        topic = await client.topic("t")
+        assert set(topic.replicas) == set(SITES) - {topic.home}
+        assert topic.epoch == 2
+
+
+async def test_a_home_that_is_lost_for_good_is_replaced() -> None:
+    async with three_sites() as fabric, fabric.connect("lab") as client:
+        await client.create_topic("t", home="farm", replicas=2)
+        async with Load(client, "t", ack="quorum") as load:
+            await fabric.crash("farm")
+            await load.go_on(50)
+        await check_all(fabric, "t", ["hub", "lab"], names(load.count))
+        await fabric.start("farm")
+        await check_all(fabric, "t", SITES, names(load.count))
+
+
+async def test_one_homes_loss_after_another() -> None:
+    async with three_sites() as fabric, fabric.connect("hub") as client:
+        await client.create_topic("t", home="farm", replicas=2)
+        async with Load(client, "t", ack="quorum") as load:
+            for _ in range(3):
+                home = await home_of(fabric, "t")
+                if home == "hub":  # the client is there, and so is the directory
+                    break
+                await fabric.crash(home)
+                await load.go_on(20)
+                await fabric.start(home)
+                await load.go_on(20)
+        await check_all(fabric, "t", SITES, names(load.count))
+
+
+async def test_subscribers_see_every_event_once_across_a_failover() -> None:
+    async with three_sites() as fabric:
+        async with fabric.connect("lab") as client, fabric.connect("hub") as reader:
+            await client.create_topic("t", home="farm", replicas=2)
+            seen: list[str] = []
+            durable: list[str] = []
+
+            async def follow() -> None:
+                async with reader.subscribe("t", from_index=1) as events:
+                    async for event in events:
+                        seen.append(bytes(event.data).decode())
+
+            async def work() -> None:
+                async with client.subscribe("t", from_index=1, durable="d") as events:
+                    async for event in events:
+                        durable.append(bytes(event.data).decode())
+                        events.ack(event)
+
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(follow()), group.create_task(work())]
+                async with Load(client, "t") as load:
+                    fabric["farm"].kill_engine()
+                    await load.go_on(100)
+                await until(lambda: len(seen) >= load.count and len(durable) >= load.count)
+                for task in tasks:
+                    task.cancel()
+            assert seen == names(load.count)
+            assert list(dict.fromkeys(durable)) == names(load.count)
+
+
+async def test_what_only_the_old_home_has_is_salvaged() -> None:
+    """A publisher that dies with its home leaves events behind that no replica has."""
+    async with three_sites() as fabric, fabric.connect("farm") as client:
+        await client.create_topic("t", home="farm", replicas=2, on_partition="continue")
+        await client.publish("t", "everywhere", ack="quorum")
+        for site in ("lab", "hub"):
+            await fabric.crash(site)
+        for number in range(5):
+            await client.publish("t", f"alone-{number}", ack="home")
+        await client.close()
+        await fabric.crash("farm")
+        for site in ("hub", "lab"):
+            await fabric.start(site)
+        async with fabric.connect("lab") as other:
+            assert await other.publish("t", "after", timeout=60) == 2
+            await fabric.start("farm")
+            await check_all(
+                fabric, "t", SITES,
+                ["everywhere", "after", *[f"alone-{number}" for number in range(5)]],
+            )  # fmt: skip
+
+
+async def test_too_few_replicas_are_not_promoted() -> None:
+    """With three members, one alone may lack what the other two acknowledged."""
+    async with LocalFabric(["hub", "a", "b", "c"]) as fabric, fabric.connect("hub") as client:
+        await client.create_topic("t", home="a", replicas=2, spread="b,c")
+        await client.publish("t", "x", ack="quorum")
+        await fabric.crash("b")
+        await fabric.crash("a")
+        with pytest.raises(OutcomeUnknown):
+            await client.publish("t", "y", id="y", timeout=3)
+        assert await home_of(fabric, "t") == "a"
+        await fabric.start("b")
+        await client.publish("t", "y", id="y", timeout=60)
+        await check_all(fabric, "t", ["b", "c"], ["x", "y"])
+
+
+async def test_two_leaders_that_race_make_one_home() -> None:
+    async with three_sites() as fabric, fabric.connect("lab") as client:
+        await client.create_topic("t", home="farm", replicas=2)
+        await client.publish("t", "x", ack="quorum")
+        part = fabric.agent("hub").fabric
+        assert part is not None
+        second = Leader("hub", part.store, part.links, part._ask)
+        await fabric.crash("farm")
+        entry = part.copies.entry("t")
+        assert entry is not None
+        assert part.leader is not None
+        for leader in (part.leader, second):
+            leader.dead.add("farm")
+        await asyncio.gather(part.leader.elect([entry], {"farm"}), second.elect([entry], {"farm"}))
+        await until(lambda: part.copies.entry("t") != entry)
+        await client.publish("t", "y", timeout=60)
+        await check_all(fabric, "t", ["hub", "lab"], ["x", "y"])
+
+
+async def test_the_coordination_site_may_be_away() -> None:
+    """Homes elsewhere take events, readers read; what needs the directory waits for it."""
+    async with three_sites() as fabric, fabric.connect("lab") as client:
+        await client.create_topic("t", home="farm")
+        await client.create_topic("kept", home="farm", replicas=1, spread="lab",
+                                  on_partition="continue")  # fmt: skip
+        await client.publish("t", "0")
+        await client.publish("kept", "0")
+        await fabric.crash("hub")
+        for number in range(1, 20):
+            await client.publish("t", str(number))
+            await client.publish("kept", str(number), ack="quorum")
+        assert await client.latest_index("kept") == 20
+        await fabric.start("hub")
+        async with fabric.connect("hub") as other:
+            await other.create_topic("new", home="lab")
+            assert await client.publish("new", "x", timeout=60) == 1
+            assert await other.publish("t", "20", timeout=60) == 21
+
+
+async def test_home_and_coordination_site_lost_together() -> None:
+    """Nobody can decide then; once the coordination site is back, the home is replaced."""
+    async with three_sites() as fabric, fabric.connect("lab") as client:
+        await client.create_topic("t", home="farm", replicas=2)
+        await client.publish("t", "x", ack="quorum")
+        await fabric.crash("farm")
+        await fabric.crash("hub")
+        publishing = asyncio.create_task(client.publish("t", "y", timeout=100))
+        await client.publish("t", "o", ack="outbox")
+        assert not publishing.done()
+        await fabric.start("hub")
+        await publishing
+        assert await home_of(fabric, "t") in ("hub", "lab")
+        await until(lambda: _last_is(fabric, 3))
+        async with fabric.connect("lab") as reader:
+            found = {bytes(event.data) async for event in reader.read("t")}
+        assert found == {b"x", b"y", b"o"}
+
+
+async def _last_is(fabric: LocalFabric, index: int) -> bool:
+    return await last_index(fabric.agent("lab"), "t~t") == index
+
+
+async def test_a_frozen_home_is_replaced_and_fenced() -> None:
+    """It holds its connections and says nothing; when it goes on, it is not the home any more."""
+    async with three_sites() as fabric, fabric.connect("lab") as client:
+        await client.create_topic("t", home="farm", replicas=2)
+        async with Load(client, "t", ack="quorum") as load:
+            fabric["farm"].freeze_engine()
+            await load.go_on(20)
+            assert await home_of(fabric, "t") != "farm"
+            fabric["farm"].thaw_engine()
+            await load.go_on(20)
+        await check_all(fabric, "t", SITES, names(load.count))

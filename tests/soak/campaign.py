@@ -1,0 +1,514 @@
+"""The order of things: build a fabric, load it, hurt it, heal it, check it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import skerry
+from skerry.config import ClientSettings
+from skerry.engine.address import find_address
+from skerry.engine.jetstream import JetStream
+from skerry.engine.process import free_port
+from skerry.engine.wire import Connection
+from skerry.errors import SkerryError
+from skerry.model.names import stream_of
+from skerry.model.topic import Topic
+from skerry.testing.wan import Wan
+from tests.soak import check
+from tests.soak.check import Stored, Told
+from tests.soak.plan import Fault, draw
+from tests.soak.process import Network, Place, SiteProcess, end, until
+
+DELAY = 0.002
+"""Seconds one way between sites: enough to be a network, short enough for a small machine."""
+START = 40.0
+CONVERGE = 60.0
+RESUME = 45.0
+"""Seconds to start, to converge, and for every publisher to go on once all is healed."""
+LEVELS = ("quorum", "home", "outbox")
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What a campaign is."""
+
+    seed: int
+    sites: int = 3
+    faults: int = 100
+    seconds: float = 120.0
+    """Over so long the faults are spread."""
+    wan: bool = True
+    rate: float = 100.0
+    """Events per second of each publisher."""
+    keep: bool = False
+    """Keep the folder also if all is well."""
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """What came of it."""
+
+    seed: int
+    sites: int
+    cuts: bool
+    """Whether there was a network to cut."""
+    faults: dict[str, int]
+    skipped: int = 0
+    moves: dict[str, int] = {}
+    acknowledged: dict[str, int] = {}
+    unknown: dict[str, int] = {}
+    stored: dict[str, int] = {}
+    longest_gap: dict[str, float] = {}
+    received: dict[str, int] = {}
+    repeated: dict[str, int] = {}
+    notes: list[str] = []
+    violations: list[str] = []
+    seconds: float = 0.0
+    folder: str = ""
+
+
+class Load(msgspec.Struct):
+    """A process that publishes or subscribes."""
+
+    name: str
+    site: str
+    module: str
+    spec: dict[str, Any]
+    process: subprocess.Popen[bytes] | None = None
+
+
+def topics_for(sites: int) -> dict[str, int]:
+    """Each topic's number of replicas."""
+    many = 4 if sites >= 5 else 2
+    return {"alpha": 2, "beta": many, "gamma": 1}
+
+
+class Campaign:
+    """One campaign, in a folder of its own."""
+
+    def __init__(self, options: Options, reason: str | None) -> None:
+        self.options = options
+        self.names = ["hub", *(f"site{n}" for n in range(1, options.sites))]
+        self.topics = topics_for(options.sites)
+        self.has_network = reason is None and options.wan
+        self.root = Path(tempfile.mkdtemp(prefix=f"skerry-soak-{options.seed}-"))
+        self.logs = self.root / "logs"
+        self.logs.mkdir()
+        self.report = Report(
+            seed=options.seed, sites=options.sites, cuts=self.has_network, faults={}
+        )
+        if not self.has_network:
+            why = reason or "asked for by --no-wan"
+            self.report.notes.append(f"on loopback, without cuts: {why}")
+        self._began = time.monotonic()
+        self._log = (self.root / "campaign.log").open("w")
+        self._network: Network
+        self._sites: dict[str, SiteProcess] = {}
+        self._places: dict[str, Place] = {}
+        self._loads: list[Load] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._done: Counter[str] = Counter()
+        self._moves: Counter[str] = Counter()
+
+    def note(self, text: str) -> None:
+        """Write down what happens, with the time as the sites' logs write it."""
+        stamp = time.strftime("%H:%M:%S") + f",{int(time.time() * 1000) % 1000:03d}"
+        self._log.write(f"{stamp} {time.monotonic() - self._began:7.2f}  {text}\n")
+        self._log.flush()
+
+    async def run(self) -> Report:
+        """All of it. Never raises for what the product does wrong: that is in the report."""
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                wan = None
+                if self.has_network:
+                    wan = await stack.enter_async_context(Wan(self.names, delay=DELAY))
+                self._network = Network(wan)
+                stack.push_async_callback(self._stop)
+                await self._build()
+                self._start_load()
+                await self._hurt()
+                await self._judge()
+        finally:
+            self.report.seconds = round(time.monotonic() - self._began, 1)
+            self.report.faults = dict(sorted((+self._done).items()))
+            self.report.moves = dict(sorted(self._moves.items()))
+            self._log.close()
+            if self.report.violations or self.options.keep:
+                self.report.folder = str(self.root)
+            else:
+                shutil.rmtree(self.root, ignore_errors=True)
+        return self.report
+
+    # Building
+
+    async def _build(self) -> None:
+        for name in self.names:
+            self._places[name] = Place(self._network, name)
+        first = self.names[0]
+        for name in self.names:
+            token = None if name == first else await self._token()
+            address = self._network.address(name)
+            self._sites[name] = site = SiteProcess(
+                self._network,
+                {
+                    "site": name,
+                    "data": str(self.root / name),
+                    "host": address,
+                    "port": 4222 if self.has_network else free_port(address),
+                    "link_port": 7422 if self.has_network else free_port(address),
+                    "tier": "hub" if name == first else "edge",
+                    "token": token,
+                    "begins": name == first,
+                    "ready": str(self.root / f"{name}.ready"),
+                },
+                self.logs,
+                self.note,
+            )
+            site.start()
+            self._must(await until("start of sites", START, self._unready))
+        self._must(await until("links of sites", START, self._unlinked))
+        for number, (topic, replicas) in enumerate(self.topics.items()):
+            home = self.names[number % len(self.names)]
+            await self._places[first].run(self._create(topic, home, replicas))
+        self.note("built")
+
+    def _must(self, hangs: str) -> None:
+        if hangs:
+            raise RuntimeError(f"{hangs}; see {self.root}")
+
+    async def _unready(self) -> str:
+        return ", ".join(name for name, site in self._sites.items() if not site.is_ready)
+
+    async def _unlinked(self) -> str:
+        async def look() -> str:
+            async with self._admin(self.names[0]) as admin:
+                return ", ".join(site.site for site in await admin.sites() if not site.up)
+
+        return await self._places[self.names[0]].run(look())
+
+    async def _token(self) -> str:
+        async def ask() -> str:
+            async with self._admin(self.names[0]) as admin:
+                return await admin.join_token()
+
+        return await self._places[self.names[0]].run(ask())
+
+    def _admin(self, site: str, timeout: float = 20.0) -> skerry.Client:
+        return skerry.connect(self._sites[site].data, user="admin", timeout=timeout)
+
+    async def _create(self, topic: str, home: str, replicas: int) -> None:
+        async with self._admin(self.names[0]) as admin:
+            await admin.create_topic(topic, home=home, replicas=replicas)
+
+    # Load
+
+    def _start_load(self) -> None:
+        rng = random.Random(f"load {self.options.seed}")
+        data = {name: str(self.root / name) for name in self.names}
+        for topic in self.topics:
+            for level in LEVELS:
+                site, other = rng.sample(self.names, 2)
+                name = f"{topic}-{level}"
+                spec = {
+                    "name": name,
+                    "topic": topic,
+                    "level": level,
+                    "rate": self.options.rate,
+                    "targets": [data[site], data[other]],
+                    "out": str(self.root / f"{name}.told"),
+                }
+                self._loads.append(Load(name, site, "publisher", spec))
+        for number, site in enumerate(rng.sample(self.names, 2)):
+            other = rng.choice([name for name in self.names if name != site])
+            name = f"durable-{site}"
+            spec = {
+                "name": name,
+                "topics": list(self.topics),
+                # One stays at its site, one goes to another when its own is away.
+                "targets": [data[site], data[other]] if number else [data[site]],
+                "out": str(self.root / f"{name}.got"),
+            }
+            self._loads.append(Load(name, site, "subscriber", spec))
+        for load in self._loads:
+            self.note(f"{load.module} {load.name} at {load.site}: {load.spec['targets']}")
+            load.process = self._network.start(
+                load.site, load.module, load.spec, self.logs / f"{load.name}.log"
+            )
+
+    def _of(self, module: str) -> list[Load]:
+        return [load for load in self._loads if load.module == module]
+
+    def _told(self) -> dict[str, Told]:
+        return {
+            load.name: check.read_told(
+                Path(load.spec["out"]), load.spec["topic"], load.spec["level"]
+            )
+            for load in self._of("publisher")
+        }
+
+    # Harm
+
+    async def _hurt(self) -> None:
+        options = self.options
+        self._complain(await until("first events", 30, self._silent_since(0.0)))
+        faults = draw(
+            options.seed, self.names, list(self.topics),
+            options.faults, options.seconds, self.has_network,
+        )  # fmt: skip
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        for fault in faults:
+            await asyncio.sleep(max(began + fault.at - loop.time(), 0))
+            task = asyncio.create_task(self._do(fault))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        await asyncio.sleep(max(began + options.seconds - loop.time(), 0))
+
+    async def _do(self, fault: Fault) -> None:
+        self.note(str(fault))
+        self._done[fault.kind] += 1
+        if not await self._harm(fault):  # there is nothing to hurt at this moment
+            self._done[fault.kind] -= 1
+            self.report.skipped += 1
+            self.note(f"skipped: {fault}")
+
+    async def _harm(self, fault: Fault) -> bool:
+        site = self._sites[fault.site]
+        wan = self._network.wan
+        match fault.kind:
+            case "kill-engine":
+                return site.signal("engine", signal.SIGKILL) is not None
+            case "kill-agent":
+                return site.kill(fault.seconds)
+            case "stop-engine" | "stop-agent":
+                which = fault.kind.removeprefix("stop-")
+                pid = site.signal(which, signal.SIGSTOP)
+                await asyncio.sleep(fault.seconds)
+                if pid is not None and pid == (site.engine if which == "engine" else site.agent):
+                    site.signal(which, signal.SIGCONT)
+                return pid is not None
+            case "cut" | "isolate":
+                assert wan is not None
+                other = fault.other or None
+                await wan.cut(fault.site, other)
+                await asyncio.sleep(fault.seconds)
+                await wan.heal(fault.site, other)
+                self.note(f"healed {fault.site} {fault.other}")
+                return True
+            case _:
+                return await self._move(fault.other, fault.site)
+
+    async def _move(self, topic: str, to: str) -> bool:
+        there = [name for name, site in self._sites.items() if site.is_ready]
+        if not there:
+            return False
+
+        async def move(via: str) -> str:
+            try:
+                async with asyncio.timeout(30), self._admin(via, 10) as admin:
+                    entry = await admin.move_topic(topic, to)
+                    return f"moved to {entry.home} in epoch {entry.epoch}"
+            except (SkerryError, TimeoutError) as error:
+                return f"failed: {type(error).__name__}: {error}"
+
+        outcome = await self._places[there[0]].run(move(there[0]))
+        self.note(f"move of {topic} to {to} via {there[0]}: {outcome}")
+        self._moves[outcome.split()[0].rstrip(":")] += 1
+        return True
+
+    # Judgement
+
+    def _complain(self, what: str) -> None:
+        if what:
+            self.note(f"VIOLATION {what}")
+            self.report.violations.append(what)
+
+    async def _judge(self) -> None:
+        await self._heal()
+        self._complain(await until("restart of sites", START, self._unready))
+        self._complain(
+            await until("publishers go on", RESUME, self._silent_since(time.time()), 0.5)
+        )
+        await self._end_publishers()
+        hangs = await until("convergence", CONVERGE, self._unsettled, 0.5)
+        self._complain(hangs)
+        told = self._told()
+        self._count(told)
+        for site in self._sites.values():
+            self.report.violations += site.failures
+        try:
+            await self._check(told)
+        except (SkerryError, TimeoutError) as error:
+            self._complain(f"the logs cannot be read: {type(error).__name__}: {error}")
+
+    async def _heal(self) -> None:
+        self.note("healing")
+        for task in [*self._tasks]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if (wan := self._network.wan) is not None:
+            for site in self.names:
+                for other in (None, *(name for name in self.names if name != site)):
+                    await wan.heal(site, other)
+        for process in self._sites.values():
+            process.thaw()
+
+    def _silent_since(self, moment: float) -> Any:
+        async def look() -> str:
+            silent = []
+            for load in self._of("publisher"):
+                told = check.read_told(Path(load.spec["out"]), "", "")
+                if not told.acknowledged or told.acknowledged[-1].time <= moment:
+                    silent.append(load.name)
+            return ", ".join(silent)
+
+        return look
+
+    async def _end_publishers(self) -> None:
+        self.note("ending publishers")
+
+        async def stop(load: Load) -> None:
+            assert load.process is not None
+            if (code := load.process.poll()) is not None:
+                self._complain(f"publisher {load.name} ended by itself with code {code}")
+            elif not await end(load.process, 45):
+                self._complain(f"publisher {load.name} did not end within 45 s")
+
+        await asyncio.gather(*(stop(load) for load in self._of("publisher")))
+
+    async def _unsettled(self) -> str:
+        """What keeps the fabric from being settled; raw, as the engines tell it."""
+        try:
+            async with asyncio.timeout(15):
+                entries = await self._places[self.names[0]].run(self._entries())
+                streams = {
+                    name: await self._places[name].run(self._streams(name)) for name in self.names
+                }
+        except (SkerryError, TimeoutError) as error:
+            return f"{type(error).__name__}: {error}"
+        hangs = []
+        for topic, entry in entries.items():
+            kinds = {
+                site: _kind(site, found.get(stream_of(topic))) for site, found in streams.items()
+            }
+            members = [entry.home, *entry.replicas]
+            homes = [site for site, (kind, _) in kinds.items() if kind in ("home", "frozen")]
+            lasts = {site: kinds[site] for site in members}
+            if (
+                homes != [entry.home]
+                or kinds[entry.home][0] != "home"
+                or len({last for _, last in lasts.values()}) != 1
+            ):
+                hangs.append(f"{topic} epoch {entry.epoch} home {entry.home}: {kinds}")
+        for site, found in streams.items():
+            if waiting := found.get("outbox", {}).get("state", {}).get("messages", 0):
+                hangs.append(f"outbox of {site} holds {waiting}")
+        return "; ".join(hangs)
+
+    async def _entries(self) -> dict[str, Topic]:
+        async with self._admin(self.names[0], 5) as admin:
+            return {topic.name: topic for topic in await admin.topics()}
+
+    async def _streams(self, site: str) -> dict[str, dict[str, Any]]:
+        async with self._raw(site) as jetstream:
+            return {info["config"]["name"]: info for info in await jetstream.streams()}
+
+    @contextlib.asynccontextmanager
+    async def _raw(self, site: str) -> AsyncIterator[JetStream]:
+        address = find_address(self._sites[site].data, "admin")
+        connection = await Connection.open([address], ClientSettings(timeout=5), "soak")
+        try:
+            yield JetStream(connection)
+        finally:
+            await connection.close()
+
+    async def _read(self, site: str, topic: str) -> list[Stored]:
+        async with self._admin(site) as client, asyncio.timeout(60):
+            return [
+                Stored(event.index, str(event.id), event.data.decode())
+                async for event in client.read(topic)
+            ]
+
+    def _count(self, told: dict[str, Told]) -> None:
+        report = self.report
+        for name, one in told.items():
+            report.acknowledged.setdefault(one.level, 0)
+            report.acknowledged[one.level] += len(one.acknowledged)
+            report.unknown.setdefault(one.level, 0)
+            report.unknown[one.level] += len(one.unknown)
+            report.longest_gap[name] = round(one.longest_gap(), 2)
+
+    async def _check(self, told: dict[str, Told]) -> None:
+        entries = await self._places[self.names[0]].run(self._entries())
+        logs: dict[str, list[Stored]] = {}
+        for topic, entry in entries.items():
+            copies = {
+                site: await self._places[site].run(self._read(site, topic))
+                for site in (entry.home, *entry.replicas)
+            }
+            logs[topic] = copies[entry.home]
+            self.report.stored[topic] = len(logs[topic])
+            found = check.check_copies(topic, entry.home, copies)
+            found += check.check_log(topic, logs[topic], list(told.values()))
+            for violation in found:
+                self._complain(violation)
+        await self._check_subscribers(logs)
+
+    async def _check_subscribers(self, logs: dict[str, list[Stored]]) -> None:
+        def missing() -> list[str]:
+            found = []
+            for load in self._of("subscriber"):
+                received = check.read_received(Path(load.spec["out"]))
+                for topic, events in logs.items():
+                    found += check.check_received(load.name, topic, events, received[topic])
+            return found
+
+        async def look() -> str:
+            return "; ".join(missing())
+
+        if await until("subscribers", 30, look, 0.5):
+            for violation in missing():
+                self._complain(violation)
+        for load in self._of("subscriber"):
+            assert load.process is not None
+            if (code := load.process.poll()) is not None:
+                self._complain(f"subscriber {load.name} ended by itself with code {code}")
+            received = check.read_received(Path(load.spec["out"]))
+            self.report.received[load.name] = sum(map(len, received.values()))
+            self.report.repeated[load.name] = sum(map(check.repeats, received.values()))
+            for topic, events in logs.items():
+                if extra := check.check_phantoms(load.name, topic, events, received[topic]):
+                    self.report.notes.append(extra)
+
+    async def _stop(self) -> None:
+        self.note("stopping")
+        for task in [*self._tasks]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        processes = [load.process for load in self._loads if load.process is not None]
+        await asyncio.gather(*(end(process, 5) for process in processes))
+        await asyncio.gather(*(site.stop() for site in self._sites.values()))
+        for place in self._places.values():
+            place.close()
+
+
+def _kind(site: str, info: dict[str, Any] | None) -> tuple[str, int]:
+    if info is None:
+        return "none", 0
+    config, last = info["config"], int(info["state"]["last_seq"])
+    if config.get("mirror"):
+        return "copy", last
+    subject = str((config.get("subjects") or [""])[0])
+    return ("frozen" if subject.startswith("_frozen.") else "home"), last
