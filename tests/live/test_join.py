@@ -472,22 +472,24 @@ async def test_joining_without_a_coordination_site_says_who_is_missing(
 
 # Sites that stood alone
 
+READER: dict[str, Any] = {"durable": "reader", "from_index": 1, "ack_wait": 1.0}
+
 
 async def fill(data: Path, site: str, topic: str, *events: str) -> None:
     """A site that stands alone, with a topic of so many events, the first of them acknowledged
     by a durable subscription."""
     async with LocalSite(site=site, data=data) as alone, alone.connect() as client:
         await client.create_topic(topic, max_events=1000)
-        for event in events:
-            await client.publish(topic, event)
-        async with client.subscribe(topic, durable="reader", from_index=1) as subscription:
+        for text in events:
+            await client.publish(topic, text)
+        async with client.subscribe(topic, **READER) as subscription:
             async for event in subscription:
                 subscription.ack(event)
                 break
 
 
 async def resumed(client: Client, topic: str) -> bytes:
-    async with client.subscribe(topic, durable="reader", from_index=1) as subscription:
+    async with client.subscribe(topic, **READER) as subscription:
         async for event in subscription:
             return event.data
     raise AssertionError
@@ -501,7 +503,7 @@ async def test_a_lone_site_becomes_a_coordination_site_and_keeps_its_topics(
     folder = Folder.open(data, "solo", find_binary()[1])
     begin(folder, "coast")
     folder.close()
-    settings = {"site": "solo", "data": data, "link_port": 0, "tier": "hub"}
+    settings: dict[str, Any] = {"site": "solo", "data": data, "link_port": 0, "tier": "hub"}
     async with LocalSite(**settings) as solo, solo.connect("admin") as client:
         topic = await client.topic("old/roof")
         assert (topic.home, topic.settings.max_events, topic.latest_index) == ("solo", 1000, 2)
@@ -514,7 +516,7 @@ async def test_a_lone_site_becomes_a_coordination_site_and_keeps_its_topics(
         assert await events_of(client, "old/roof") == [b"a", b"b", b"c", b"d"]
 
 
-@pytest.mark.parametrize("attempt", range(3))
+@pytest.mark.parametrize("attempt", range(8))
 async def test_a_lone_site_joins_and_keeps_its_topics(
     fabric: LocalFabric, tmp_path: Path, attempt: int
 ) -> None:

@@ -11,7 +11,7 @@ from skerry import Topic
 from skerry.errors import MoveFailed, SkerryError, UnknownSite, UnknownTopic
 from skerry.testing import LocalFabric
 from tests.conftest import until
-from tests.live.fabrics import Load, check_all, three_sites
+from tests.live.fabrics import Load, check_all, last_index, three_sites
 from tests.live.faults import refused
 
 SITES = ["hub", "farm", "lab"]
@@ -45,6 +45,45 @@ async def test_the_replicas_may_be_named_anew() -> None:
                 await load.go_on(20)
             await check_all(fabric, "t", ["c", "hub", "a"], names(load.count))
             await until(lambda: _has_no_log(fabric, "b"))
+
+
+async def _has_no_log(fabric: LocalFabric, site: str) -> bool:
+    return await last_index(fabric.agent(site), "t~t") is None
+
+
+async def test_durable_subscriptions_go_on_at_the_next_index() -> None:
+    async with three_sites() as fabric:
+        async with fabric.connect("farm") as client, fabric.connect("hub", "admin") as admin:
+            await client.create_topic("t")
+            for number in range(10):
+                await client.publish("t", str(number))
+            async with client.subscribe("t", from_index=1, durable="d") as events:
+                for number in range(5):
+                    event = await anext(events)
+                    assert event.data == str(number).encode()
+                    events.ack(event)
+                await admin.move_topic("t", "lab")
+                await client.publish("t", "10")
+                seen: list[int] = []
+                while not seen or seen[-1] < 11:
+                    event = await anext(events)
+                    events.ack(event)
+                    seen.append(event.index)
+                assert list(dict.fromkeys(seen)) == list(range(6, 12))
+
+
+async def test_many_topics_move_at_once_with_progress() -> None:
+    async with three_sites() as fabric:
+        async with fabric.connect("farm") as client, fabric.connect("hub", "admin") as admin:
+            moves = {}
+            for number in range(20):
+                await client.create_topic(f"t{number}")
+                moves[f"t{number}"] = "lab"
+            moves["missing"] = "lab"
+            done: list[str] = []
+            results = await admin.move_topics(
+                moves, at_once=8, progress=lambda name, _: done.append(name)
+            )
             assert sorted(done) == sorted(moves)
             assert isinstance(results.pop("missing"), UnknownTopic)
             assert all(isinstance(r, Topic) and r.home == "lab" for r in results.values())

@@ -5,32 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shutil
-import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from pathlib import Path
-from typing import Any, Self, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any, TypeVar
 
 import pytest
 
 from skerry import Client, Event
-from skerry.config import ClientSettings
-from skerry.engine.binary import find_binary
-from skerry.engine.folder import Folder
 from skerry.engine.jetstream import JetStream
 from skerry.errors import BadSetting, UnknownSite, UnknownTopic
 from skerry.fabric.copies import FANOUT
-from skerry.fabric.join import begin
 from skerry.log.follow import Subscription
 from skerry.model.fabric import CopyRecord
 from skerry.model.names import stream_of
-from skerry.testing import LocalSite
-from skerry.testing.fabric import LocalFabric
-from skerry.testing.wan import Wan
+from skerry.testing import LocalFabric, LocalSite, Wan, WanFabric
 from tests.conftest import until
 from tests.live.faults import refused
-from tests.soak.process import Network, Place
 
 Result = TypeVar("Result")
 
@@ -99,92 +89,16 @@ def payloads(events: Iterable[Event]) -> list[str]:
     return [bytes(event.data).decode() for event in events]
 
 
-class WanFabric:
-    """A fabric whose sites are in the networks of a `Wan`, each with an event loop there."""
+def by_client(
+    work: Callable[[Client], Awaitable[Result]], user: str = "sdk"
+) -> Callable[[LocalSite], Awaitable[Result]]:
+    """What a client does, for `WanFabric.run`."""
 
-    def __init__(self, wan: Wan, **settings: Any) -> None:
-        self.wan = wan
-        self.sites: dict[str, LocalSite] = {}
-        self._settings = settings
-        self._root = Path(tempfile.mkdtemp(prefix="skerry-wan-"))
-        self._places = {site: Place(Network(wan), site) for site in wan.sites}
+    async def run(site: LocalSite) -> Result:
+        async with site.connect(user) as client:
+            return await work(client)
 
-    async def __aenter__(self) -> Self:
-        try:
-            first, *others = self.wan.sites
-            folder = Folder.open(self._root / first, first, find_binary()[1])
-            try:
-                begin(folder, "wan")
-            finally:
-                folder.close()
-            await self._start(first, None)
-            for name in others:
-                token = await self.run(first, lambda admin: admin.join_token(), "admin")
-                await self._start(name, token)
-        except BaseException:
-            await self.close()
-            raise
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
-
-    async def _start(self, name: str, token: str | None) -> None:
-        site = LocalSite(
-            join=token,
-            site=name,
-            data=self._root / name,
-            host=self.wan.address(name),
-            insecure=True,
-            link_port=0,
-            tier="hub" if name == self.wan.sites[0] else "edge",
-            **self._settings,
-        )
-        await self._places[name].run(site.__aenter__())
-        self.sites[name] = site
-
-    async def close(self) -> None:
-        for name in reversed(list(self.sites)):
-            await self._places[name].run(self.sites.pop(name).__aexit__(None, None, None))
-        for place in self._places.values():
-            await asyncio.to_thread(place.close)
-        shutil.rmtree(self._root, ignore_errors=True)
-
-    async def at(self, name: str, work: Coroutine[Any, Any, Result]) -> Result:
-        """Have `work` done in the network of a site."""
-        return await self._places[name].run(work)
-
-    async def run(
-        self,
-        name: str,
-        work: Callable[[Client], Coroutine[Any, Any, Result]],
-        user: str = "sdk",
-    ) -> Result:
-        """Have `work` done there, with a client of that site."""
-
-        async def go() -> Result:
-            async with self.sites[name].connect(user) as client:
-                return await work(client)
-
-        return await self.at(name, go())
-
-    async def last_at(self, name: str, topic: str) -> int:
-        return await self.at(name, last_at(self.sites[name], topic))
-
-    async def has(self, name: str, topic: str, last: int) -> None:
-        await self.at(name, has(self.sites[name], topic, last))
-
-    async def knows_lost(self, site: str, other: str) -> None:
-        """Wait until the agent of `site` takes the link to `other` for dead."""
-        fabric = self.sites[site].site.fabric
-        assert fabric is not None
-        await until(lambda: other not in fabric.links.up)
-
-    async def knows_back(self, site: str, other: str) -> None:
-        """Wait until the agent of `site` hears `other` again."""
-        fabric = self.sites[site].site.fabric
-        assert fabric is not None
-        await until(lambda: other in fabric.links.up, 60)
+    return run
 
 
 def store_of(fabric: LocalFabric, name: str) -> Any:
@@ -216,8 +130,6 @@ async def test_the_home_is_at_the_client_s_site_or_where_it_is_asked_for(
         assert (await client.create_topic("here")).home == "farm"
         assert (await client.create_topic("there", home="lab")).home == "lab"
         await fabric.stop("lab")
-        hub = store_of(fabric, "hub")
-        assert hub is not None
         part = fabric.agent("hub").fabric
         assert part is not None
         await until(lambda: "lab" not in part.links.up)
@@ -246,23 +158,23 @@ async def test_replicas_are_at_the_sites_that_are_named(
 
 @needs_wan
 async def test_replicas_are_near_the_home_or_far_from_it_as_asked() -> None:
-    async with Wan(["hub", "near", "far", "middle"], delay=0.01) as wan:
-        await wan.move("near", {"hub": 0.001})
-        await wan.move("far", {"hub": 0.04})
-        async with WanFabric(wan) as fabric:
-            hub = fabric.sites["hub"].site.fabric
-            assert hub is not None
-            await until(lambda: hub.links.rtt.keys() >= {"near", "far", "middle"})
+    async with WanFabric(["hub", "near", "far", "middle"], delay=0.01) as fabric:
+        await fabric.wan.move("near", {"hub": 0.001})
+        await fabric.wan.move("far", {"hub": 0.04})
+        hub = fabric.sites["hub"].site.fabric
+        assert hub is not None
+        rtt = hub.links.rtt
+        await until(lambda: rtt["near"] < 0.01 < 0.015 < rtt["middle"] < 0.07 < rtt["far"])
 
-            async def make(client: Client) -> None:
-                near = await client.create_topic("near", replicas=1, spread="colocated")
-                assert near.replicas == ("near",)
-                far = await client.create_topic("far", replicas=1)
-                assert far.replicas == ("far",)
-                both = await client.create_topic("both", replicas=2, spread="colocated")
-                assert set(both.replicas) == {"near", "middle"}
+        async def make(client: Client) -> None:
+            near = await client.create_topic("near", replicas=1, spread="colocated")
+            assert near.replicas == ("near",)
+            far = await client.create_topic("far", replicas=1)
+            assert far.replicas == ("far",)
+            both = await client.create_topic("both", replicas=2, spread="colocated")
+            assert set(both.replicas) == {"near", "middle"}
 
-            await fabric.run("hub", make)
+        await fabric.run("hub", by_client(make))
 
 
 @pytest.mark.parametrize(
@@ -348,48 +260,54 @@ async def test_a_live_subscriber_elsewhere_gets_what_is_published_after_it_opene
 
 
 async def test_a_copy_that_nobody_reads_goes_and_comes_again() -> None:
-    async with LocalFabric(SITES, link_idle=IDLE) as fabric:
-        async with fabric.connect("farm") as writer, fabric.connect("lab") as reader:
-            await writer.create_topic("t")
-            await publish(writer, "t", numbers(10))
+    async with (
+        LocalFabric(SITES, link_idle=IDLE) as fabric,
+        fabric.connect("farm") as writer,
+        fabric.connect("lab") as reader,
+    ):
+        await writer.create_topic("t")
+        await publish(writer, "t", numbers(10))
 
-            async def is_gone() -> bool:
-                return await last_at(fabric["lab"], "t") == -1 and not copies_of(fabric, "t")
+        async def is_gone() -> bool:
+            return await last_at(fabric["lab"], "t") == -1 and not copies_of(fabric, "t")
 
-            async def is_unlinked() -> bool:
-                return [link.peer for link in await reader.links()] == ["hub"]
+        async def is_unlinked() -> bool:
+            return [link.peer for link in await reader.links()] == ["hub"]
 
-            for round_ in range(2):
-                got = [bytes(event.data).decode() async for event in reader.read("t")]
-                assert got == numbers(10 + round_)
-                assert await last_at(fabric["lab"], "t") == 10 + round_
-                await until(is_gone)
-                await until(is_unlinked)
-                await writer.publish("t", str(10 + round_))
-            async with reader.subscribe("t", from_index=1) as events:
-                assert payloads(await take(events, 12)) == numbers(12)
+        for round_ in range(2):
+            got = [bytes(event.data).decode() async for event in reader.read("t")]
+            assert got == numbers(10 + round_)
+            assert await last_at(fabric["lab"], "t") == 10 + round_
+            await until(is_gone)
+            await until(is_unlinked)
+            await writer.publish("t", str(10 + round_))
+        async with reader.subscribe("t", from_index=1) as events:
+            assert payloads(await take(events, 12)) == numbers(12)
 
 
 async def test_a_copy_stays_while_somebody_subscribes() -> None:
     """Others of the same age go."""
-    async with LocalFabric(SITES, link_idle=IDLE) as fabric:
-        async with fabric.connect("farm") as writer, fabric.connect("lab") as reader:
-            for name in ("kept", "other"):
-                await writer.create_topic(name)
-                await writer.publish(name, "0")
-            async with reader.subscribe("kept", from_index=1) as events:
-                await take(events, 1)
-                for _ in range(2):
-                    _ = [event async for event in reader.read("other")]
-                    assert await last_at(fabric["lab"], "other") == 1
+    async with (
+        LocalFabric(SITES, link_idle=IDLE) as fabric,
+        fabric.connect("farm") as writer,
+        fabric.connect("lab") as reader,
+    ):
+        for name in ("kept", "other"):
+            await writer.create_topic(name)
+            await writer.publish(name, "0")
+        async with reader.subscribe("kept", from_index=1) as events:
+            await take(events, 1)
+            for _ in range(2):
+                _ = [event async for event in reader.read("other")]
+                assert await last_at(fabric["lab"], "other") == 1
 
-                    async def is_gone() -> bool:
-                        return await last_at(fabric["lab"], "other") == -1
+                async def is_gone() -> bool:
+                    return await last_at(fabric["lab"], "other") == -1
 
-                    await until(is_gone)
-                assert await last_at(fabric["lab"], "kept") == 1
-                await writer.publish("kept", "1")
-                assert payloads(await take(events, 1)) == ["1"]
+                await until(is_gone)
+            assert await last_at(fabric["lab"], "kept") == 1
+            await writer.publish("kept", "1")
+            assert payloads(await take(events, 1)) == ["1"]
 
 
 READERS = [f"r{number}" for number in range(1, 8)]
@@ -410,9 +328,7 @@ async def open_all(
     fabric: LocalFabric, stack: contextlib.AsyncExitStack, topic: str, *, at_once: bool
 ) -> dict[str, Subscription]:
     """A subscription at every reader's site."""
-    clients = {
-        name: await stack.enter_async_context(fabric.connect(name)) for name in READERS
-    }
+    clients = {name: await stack.enter_async_context(fabric.connect(name)) for name in READERS}
 
     async def open_one(name: str) -> Subscription:
         return await stack.enter_async_context(clients[name].subscribe(topic, from_index=1))
@@ -502,7 +418,7 @@ async def test_local_traffic_crosses_no_link() -> None:
 async def test_local_traffic_sends_no_packets_between_sites() -> None:
     """The same, by what the network itself carried."""
     size, count = 10_000, 500
-    async with Wan([*SITES, "field"], delay=0.005) as wan, WanFabric(wan) as fabric:
+    async with WanFabric([*SITES, "field"], delay=0.005) as fabric:
 
         async def work(client: Client) -> None:
             await client.create_topic("t")
@@ -512,9 +428,9 @@ async def test_local_traffic_sends_no_packets_between_sites() -> None:
                         await publisher.send(b"x" * size)
                 await take(events, count)
 
-        before = sum(traffic.bytes for traffic in (await wan.counts()).values())
-        await fabric.run("farm", work)
-        after = sum(traffic.bytes for traffic in (await wan.counts()).values())
+        before = sum(traffic.bytes for traffic in (await fabric.wan.counts()).values())
+        await fabric.run("farm", by_client(work))
+        after = sum(traffic.bytes for traffic in (await fabric.wan.counts()).values())
         assert after - before < count * size / 20
 
 
@@ -525,8 +441,8 @@ async def test_an_event_crosses_a_link_once_however_many_subscribe(fabric: Local
         readers = []
         for number in range(10):
             client = await stack.enter_async_context(fabric.connect("lab"))
-            how = {"durable": f"d{number}"} if number % 2 else {}
-            readers.append(await stack.enter_async_context(client.subscribe("t", **how)))
+            durable = f"d{number}" if number % 2 else None
+            readers.append(await stack.enter_async_context(client.subscribe("t", durable=durable)))
         size, count = 10_000, 300
 
         async def incoming() -> int:
@@ -623,11 +539,9 @@ async def test_a_durable_subscription_moves_to_the_site_where_it_is_opened(
         await publish(farm, "t", numbers(30))
         place = 0
         for client in (farm, lab, farm, lab):
-            start = {} if place else {"from_index": 1}
-            async with client.subscribe("t", durable="d", **start) as events:
-                assert [e.index for e in await take(events, 5)] == list(
-                    range(place + 1, place + 6)
-                )
+            start = None if place else 1
+            async with client.subscribe("t", durable="d", from_index=start) as events:
+                assert [e.index for e in await take(events, 5)] == list(range(place + 1, place + 6))
             place += 5
         async with fabric.connect("farm", "admin") as admin:
             jetstream = JetStream(admin._open.connection)
@@ -769,6 +683,3 @@ async def test_a_topic_made_anew_while_a_replica_was_away_is_the_new_one_there(
         await until(is_new)
         assert await admin.publish("t", "last", ack="quorum") == 11
         assert (await log_at(fabric["lab"], "t"))[-1] == (11, b"last")
-
-
-SETTINGS = ClientSettings(timeout=30)

@@ -32,7 +32,9 @@ def test_the_public_names_are_these() -> None:
         "SyncSubscription",
         "connect",
     }
-    assert set(skerry.testing.__all__) == {"LocalSite"}
+    assert set(skerry.testing.__all__) == {
+        "LocalFabric", "LocalSite", "Traffic", "Wan", "WanFabric"
+    }  # fmt: skip
 
 
 def test_every_public_thing_has_a_docstring() -> None:

@@ -389,6 +389,8 @@ class Client:
     ) -> dict[str, Topic | SkerryError]:
         """Move many topics, name → site, `at_once` of them at a time. One that fails stays where it
         is and does not keep the others; `progress` is called as each is done."""
+        if at_once < 1:
+            raise BadSetting(f"at least one topic moves at a time, not {at_once!r}")
         gate = asyncio.Semaphore(at_once)
 
         async def move(name: str, to: str) -> Topic | SkerryError:

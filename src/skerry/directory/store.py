@@ -179,9 +179,14 @@ class Store(Listener):
         seen, 0: the key must be new). Raises `Conflict` or `Unavailable`."""
         data = msgspec.json.encode(value)
         head = f"Nats-TTL: {max(int(ttl), 1)}s\r\n" if ttl is not None else ""
-        done = await self._write(
-            key, data, head, self.revision(key) if revision is None else revision
-        )
+        at = self.revision(key) if revision is None else revision
+        try:
+            done = await self._write(key, data, head, at)
+        except Conflict:
+            if key in self._entries or not at:
+                raise
+            # It is deleted, and the origin may have forgotten that it ever was there.
+            done = await self._write(key, data, head, 0)
         self._take(key, done, data)
         return done
 

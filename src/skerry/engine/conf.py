@@ -83,6 +83,9 @@ class Wiring(msgspec.Struct, frozen=True):
     """Whether sites join here."""
     locked: bool = False
     """Nobody may write to a home here yet: it may have been replaced."""
+    asleep: bool = False
+    """Logs are not opened yet, and only the agent may connect. A mirror asks for its origin as soon
+    as its log is opened; were nobody listening then, it would ask again only after 40 seconds."""
 
 
 def rights(site: str, user: str, in_fabric: bool = False) -> dict[str, Any] | None:
@@ -90,7 +93,9 @@ def rights(site: str, user: str, in_fabric: bool = False) -> dict[str, Any] | No
     inbox = f"_INBOX.{site}.{user}.>"
     if user == "sdk":
         api = [f"$JS.API.{call}" for call in READ_API]
-        write = ["s.>", f"o.{site}.>", "_sk.*.open.>"] if in_fabric else [f"s.{site}.>"]
+        write = [f"s.{site}.>"]
+        if in_fabric:
+            write = ["s.>", f"o.{site}.>", "_sk.*.open.>", "$JS.*.API.DIRECT.GET.*"]
         return {
             "publish": {"allow": [*write, f"_sk.{site}.open.>", "$JS.ACK.>", *api]},
             "subscribe": {"allow": [inbox, "t.>", f"_sk.{site}.news.>"]},
@@ -113,15 +118,15 @@ def link_rights(site: str, peer: str) -> dict[str, Any]:
     """What may cross the link from `peer` into `site`, and out of it: only what is addressed to
     the one at the other end. That keeps a mesh of links free of circles."""
     return {
-        "publish": {"allow": _addressed_to(site)},
-        "subscribe": {"allow": _addressed_to(peer)},
+        "publish": {"allow": _addressed_to(site, peer)},
+        "subscribe": {"allow": _addressed_to(peer, site)},
     }
 
 
-def _addressed_to(site: str) -> list[str]:
+def _addressed_to(site: str, sender: str) -> list[str]:
     return [
         f"s.{site}.>", f"_INBOX.{site}.>", f"$JS.M.{site}.>", "$JS.ACK.>", "$JS.FC.>", "$JSC.R.*",
-        f"_sk.{site}.open.>", f"_sk.{site}.peer.>", f"_sk.{site}.beat.*",
+        f"_sk.{site}.open.>", f"_sk.{site}.peer.>", f"_sk.{site}.beat.{sender}",
         *[f"$JS.{site}.API.{call}" for call in LINK_API],
     ]  # fmt: skip
 
@@ -223,6 +228,9 @@ def _wire(
     site = settings.site
     account = conf["accounts"][ACCOUNT]
     account["mappings"] = {"p.>": f"o.{site}.>"}
+    if wiring.asleep:
+        account["jetstream"] = "disabled"
+        account["users"] = [users["admin"]]
     if wiring.locked:
         account["mappings"][f"s.{site}.>"] = f"_locked.{site}.>"
     if wiring.coordinates:

@@ -19,6 +19,20 @@ def new_pair() -> tuple[str, str]:
     return seed, _text(bytes([_USER]) + key.public_key().public_bytes_raw())
 
 
+def is_public_key(text: str) -> bool:
+    """Whether `text` is a user's public key, checksum included."""
+    try:
+        raw = base64.b32decode(text + "=" * (-len(text) % 8))
+    except ValueError:
+        return False
+    body, check = raw[:-2], raw[-2:]
+    return (
+        len(body) == 33
+        and body[0] == _USER
+        and check == binascii.crc_hqx(body, 0).to_bytes(2, "little")
+    )
+
+
 def _text(raw: bytes) -> str:
     checked = raw + binascii.crc_hqx(raw, 0).to_bytes(2, "little")
     return base64.b32encode(checked).decode().rstrip("=")

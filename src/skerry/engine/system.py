@@ -10,7 +10,9 @@ from skerry.engine.wire import Connection
 from skerry.errors import EngineError, EngineFailed
 
 TIME = 5.0
-"""Seconds for one request; a reload takes 1 to 13 ms (measured)."""
+"""Seconds for one request."""
+RELOAD_TIME = 120.0
+"""Seconds for a reload: 1 to 13 ms (measured), and as long as logs take that it opens."""
 
 
 class LinkState(msgspec.Struct, frozen=True):
@@ -66,7 +68,7 @@ class System:
 
     async def reload(self) -> None:
         """Have the engine take its configuration anew; when this returns, it has."""
-        answer = await self._ask(f"{await self._id()}.RELOAD")
+        answer = await self._ask(f"{await self._id()}.RELOAD", timeout=RELOAD_TIME)
         if (error := msgspec.json.decode(answer, type=_ReloadAnswer).error) is not None:
             raise EngineFailed(f"the engine did not take its configuration: {error.description}")
 
@@ -85,10 +87,11 @@ class System:
     async def _id(self) -> str:
         return msgspec.json.decode(await self._ask("PING.IDZ"), type=_Identity).id
 
-    async def _ask(self, name: str, body: bytes = b"") -> bytes:
+    async def _ask(self, name: str, body: bytes = b"", timeout: float = TIME) -> bytes:
         subject = f"$SYS.REQ.SERVER.{name}"
+        await self._connection.wait_up(self._connection.now() + timeout)
         try:
-            return (await self._connection.request(subject, body, timeout=TIME)).data
+            return (await self._connection.request(subject, body, timeout=timeout)).data
         except TimeoutError:
             raise EngineError(f"the engine did not answer {subject}") from None
 

@@ -31,8 +31,8 @@ from skerry.model.event import status_of
 log = logging.getLogger("skerry.wire")
 
 NO_RESPONDERS = 503
-DENIED_MOST = 4
-"""How often credentials are refused before that is believed."""
+DENIED_TIME = 0.4
+"""Seconds for which credentials are refused before a client that was never connected gives up."""
 
 
 class Reply(NamedTuple):
@@ -278,20 +278,23 @@ class Connection:
 
     async def _reconnect(self) -> None:
         wait = self.settings.reconnect_first
-        denied = 0
+        denied_since = 0.0
         while self._closed is None:
             for address in self.addresses:
                 try:
                     link = await self._dial(address)
                 except (AccessDenied, EngineUnfit) as error:
-                    # An engine that takes a new configuration refuses good credentials for an
-                    # instant (seen with 2.15.1), so they are shown more than once.
-                    denied += isinstance(error, AccessDenied)
-                    is_final = not isinstance(error, AccessDenied) or denied >= DENIED_MOST
+                    # An engine that starts, or takes a new configuration, refuses good
+                    # credentials for a moment, so they are shown more than once.
+                    now = self._loop.time()
+                    denied_since = denied_since or now
+                    patience = self.settings.timeout if self._keeper else DENIED_TIME
+                    is_final = isinstance(error, EngineUnfit) or now - denied_since > patience
                     if len(self.addresses) == 1 and is_final:
                         self._close(error)
                         return
                     self.last_fault = error.what
+                    wait = min(wait, self.settings.reconnect_most / 10)
                 except ssl.SSLCertVerificationError as error:
                     if len(self.addresses) == 1:
                         self._close(_untrusted(address, error))
@@ -328,6 +331,12 @@ class Connection:
             old.transport.close()
             self._come_up(link, self.addresses[0])
 
+    def _moved(self, subject: bytes, address: Address) -> bytes:
+        """What `subject` is called at another site: inboxes and news bear the site's name."""
+        here, there = self.address.site.encode(), address.site.encode()
+        subject = subject.replace(self.inbox.encode(), self._inbox_at(address).encode(), 1)
+        return subject.replace(b"_sk.%b.news." % here, b"_sk.%b.news." % there, 1)
+
     def _inbox_at(self, address: Address) -> str:
         return f"_INBOX.{address.site}.{address.user or 'x'}.{self._token}"
 
@@ -360,9 +369,8 @@ class Connection:
                         "Start the site with --tls-cert and --tls-key, or write nats:// instead.",
                     )
                 lines = [b"CONNECT " + self._hello(address) + b"\r\n"]
-                inbox = self._inbox_at(address)
                 for sid, (subject, handler, run) in self._subscriptions.items():
-                    moved = subject.replace(self.inbox.encode(), inbox.encode(), 1)
+                    moved = self._moved(subject, address)
                     lines.append(link.route(sid, moved, handler, run))
                 transport.write(b"".join([*lines, b"PING\r\n"]))
                 await link.welcome
@@ -416,13 +424,12 @@ class Connection:
 
     def _move_to(self, address: Address) -> None:
         """Answers go elsewhere from now on."""
-        old, new = self.inbox.encode(), self._inbox_at(address).encode()
         self._subscriptions = {
-            sid: (subject.replace(old, new, 1), handler, run)
+            sid: (self._moved(subject, address), handler, run)
             for sid, (subject, handler, run) in self._subscriptions.items()
         }
+        self.inbox = self._inbox_at(address)
         self.address = address
-        self.inbox = new.decode()
         if address is not self.addresses[0] and (self._returning is None or self._returning.done()):
             self._returning = asyncio.create_task(self._return())
 

@@ -23,6 +23,8 @@ class Control:
     """Serves requests on one connection."""
 
     def __init__(self, connection: Connection, site: str) -> None:
+        self.is_alone = True
+        """Whether this site is in no fabric; then what is missing needs one."""
         self._connection = connection
         self._prefix = f"_sk.{site}."
         self._services: dict[str, Service] = {}
@@ -41,7 +43,7 @@ class Control:
 
     def _on_request(self, subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
         name = subject.decode()[len(self._prefix) :]
-        if reply:
+        if reply.startswith(b"_INBOX."):  # nobody is answered into a log or the directory
             task = asyncio.create_task(self._answer(name, reply.decode(), data))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -52,6 +54,11 @@ class Control:
 
     def _service(self, name: str) -> Service:
         service = self._services.get(name)
+        if service is None and self.is_alone:
+            raise errors.NotInFabric(
+                "this site stands alone, and that needs a fabric",
+                "Begin one with `skerry fabric init`, or join one with `skerry up --join`.",
+            )
         if service is None:
             raise errors.BadSetting(
                 f"this site has no service {name}", "Is it of an older version, or in no fabric?"

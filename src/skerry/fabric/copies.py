@@ -71,6 +71,8 @@ class Local:
         """`home`, `frozen`, `copy`, or empty: no stream."""
         self.epoch = 0
         """The epoch that a home here takes events for."""
+        self.is_ours = False
+        """Whether the stream was made for a topic of this fabric."""
         self.copy = Copy(site)
         self.lock = asyncio.Lock()
         self.parent = ""
@@ -82,11 +84,6 @@ class Local:
         """Since when it waits, sealed, for an epoch that does not come."""
         self.work: asyncio.Task[None] | None = None
         self.lease: asyncio.TimerHandle | None = None
-
-    @property
-    def state(self) -> State:
-        """How far it is."""
-        return State(self.copy.site, self.copy.label, self.copy.last, self.copy.root)
 
     @property
     def is_wanted(self) -> bool:
@@ -121,6 +118,8 @@ class Copies:
         self._locals: dict[str, Local] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._floors: dict[tuple[str, str], int] = {}
+        self.young_until = 0.0
+        """Until when copies here lack ids from before the engine's start."""
 
     # Life
 
@@ -188,8 +187,8 @@ class Copies:
         for local in list(self._locals.values()):
             entry = self.entry(local.name)
             if entry is None:
-                if is_fresh and local.kind:
-                    await self._forget(local)
+                if is_fresh and local.is_ours:
+                    await self._forget(local)  # it was deleted while we were away
                 continue
             may_be_replaced = len(entry.members) > 1 and entry.settings.on_partition == "stop"
             is_shut = local.kind == "frozen" and entry.home == self.site and local.lease is None
@@ -215,7 +214,7 @@ class Copies:
             if newest is not None and newest.epoch > entry.epoch:
                 entry = newest
             await self._settle(local, entry)
-            return local.state
+            return self._state(local)
 
     async def seal(self, name: str, epoch: int) -> State | None:
         """Help no epoch below `epoch` any more; tell how far the log here is."""
@@ -236,7 +235,7 @@ class Copies:
             info = await self._jetstream.stream(local.stream)
             assert info is not None
             local.copy.last = info["state"]["last_seq"]
-            return local.state
+            return self._state(local)
 
     async def state(self, name: str) -> State | None:
         """How far the log here is."""
@@ -245,7 +244,7 @@ class Copies:
         if info is None:
             return None
         await self._advance(local, info["state"]["last_seq"])
-        return local.state
+        return self._state(local)
 
     async def freeze(self, name: str, epoch: int, lease: float) -> int:
         """Shut the home for a move; return its last index. If the directory does not change within
@@ -307,17 +306,33 @@ class Copies:
             # Neither end takes links: they meet at the hub, which has to have a copy then.
             await self._peers.ask(self._store.origin, "peer.hold", {"name": name}, timeout)
         await self.settle(entry)
-        last = await self._last_at(
-            entry.home if self._links.can_reach(entry.home) else local.parent,
-            local.stream,
-            deadline,
-        )
+        last = await self._last_known(entry, local, deadline)
+        if last is None:
+            async with local.lock:
+                if local.kind == "copy" and self.site not in entry.members:
+                    await self._delete(local)
+            raise Unavailable(
+                f"site {self.site} has no copy of {name}, and cannot reach its home {entry.home}",
+                "Look with `skerry links`; it is fetched once the home is back.",
+            )
         while self._connection.now() < deadline:
             info = await self._jetstream.stream(local.stream)
             if info is not None and info["state"]["last_seq"] >= last:
                 break
             await asyncio.sleep(0.005)
         return entry
+
+    async def _last_known(self, entry: TopicEntry, local: Local, deadline: float) -> int | None:
+        """How far a fresh copy has to come: to where the home is, or the holder that it follows.
+        None: neither answers."""
+        while self._connection.now() < deadline:
+            for site in dict.fromkeys((entry.home, local.parent or entry.home)):
+                info = await self._info_at(site, local.stream, 1.0)
+                if info is not None:
+                    return int(info["state"]["last_seq"])
+                self._links.want(site)
+            await asyncio.sleep(0.02)
+        return None
 
     async def durable(self, name: str, subscription: str) -> None:
         """Have a durable subscription here: fetch it from the site where it was read last."""
@@ -344,7 +359,7 @@ class Copies:
             return None
         with contextlib.suppress(ApiError):
             await self._jetstream.call(f"CONSUMER.DELETE.{stream}.{subscription}")
-        return _record_of(self.site, info)
+        return _record_of(self.site, info, self._local(name).copy.root)
 
     async def unsubscribe(self, name: str, subscription: str) -> None:
         """Forget a durable subscription."""
@@ -560,7 +575,7 @@ class Copies:
                     data = await self._peers.ask(member, "peer.state", {"name": entry.name})
                     if (state := msgspec.json.decode(data, type=State | None)) is not None:
                         states.append(state)
-        return may_discard(local.state, entry.members, states)
+        return may_discard(self._state(local), entry.members, states)
 
     async def _freeze(self, local: Local) -> None:
         if local.kind != "home":
@@ -714,23 +729,17 @@ class Copies:
                     self._choose_parent(local, entry)
                 if local.parent in self._links.up and not self.relay.is_reading(local.stream):
                     self.relay.again(local.stream)
-            elif local.kind == "home" and is_up and peer in local.sources:
-                if not self.relay.is_reading(local.stream, peer):
-                    self.relay.again(local.stream, peer)
+            elif (
+                local.kind == "home"
+                and is_up
+                and peer in local.sources
+                and not self.relay.is_reading(local.stream, peer)
+            ):
+                self.relay.again(local.stream, peer)
 
     async def _first_at(self, site: str, stream: str) -> int | None:
         info = await self._info_at(site, stream, 1.0)
         return None if info is None else int(info["state"]["first_seq"])
-
-    async def _last_at(self, site: str, stream: str, deadline: float) -> int:
-        """The last index at `site`, or 0 if it cannot be asked in time."""
-        while self._connection.now() < deadline:
-            info = await self._info_at(site, stream, 1.0)
-            if info is not None:
-                return int(info["state"]["last_seq"])
-            self._links.want(site)
-            await asyncio.sleep(0.02)
-        return 0
 
     async def _info_at(self, site: str, stream: str, timeout: float) -> dict[str, Any] | None:
         try:
@@ -752,7 +761,7 @@ class Copies:
 
     async def _save_subscriptions(self, local: Local) -> None:
         for info in await self._subscriptions(local.stream):
-            await self._note(local.name, info["name"], _record_of(self.site, info))
+            await self._note(local.name, info["name"], _record_of(self.site, info, local.copy.root))
 
     async def _restore_subscriptions(self, local: Local) -> None:
         records = self._store.all(f"sub.{local.stream}.", SubscriptionRecord)
@@ -764,7 +773,11 @@ class Copies:
         config = {
             key: value for key, value in record.config.items() if not key.startswith("opt_start")
         }
-        config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": record.floor + 1}
+        entry = self.entry(topic_of_stream(stream) or "")
+        # What was read of a history that is not the topic's any more does not count.
+        shared = [base for epoch, base in entry.lineage if epoch > record.root] if entry else []
+        floor = min([record.floor, *shared])
+        config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": floor + 1}
         await self._jetstream.call(
             f"CONSUMER.CREATE.{stream}.{name}", {"stream_name": stream, "config": config}
         )
@@ -785,7 +798,9 @@ class Copies:
                 key = (name, consumer["name"])
                 if self._floors.get(key) != floor:
                     self._floors[key] = floor
-                    await self._note(*key, _record_of(self.site, consumer))
+                    await self._note(
+                        *key, _record_of(self.site, consumer, self._local(name).copy.root)
+                    )
 
     # Upkeep
 
@@ -846,6 +861,11 @@ class Copies:
 
     # Streams
 
+    def _state(self, local: Local) -> State:
+        copy = local.copy
+        young = local.kind == "copy" and self._connection.now() < self.young_until
+        return State(self.site, copy.label, copy.last, copy.root, young)
+
     def _local(self, name: str) -> Local:
         if name not in self._locals:
             self._locals[name] = Local(name, self.site)
@@ -865,6 +885,7 @@ class Copies:
         for mark in _MARKS:
             setattr(copy, mark, max(int(marks.get(f"skerry.{mark}", 0)), getattr(copy, mark)))
         local.epoch = int(marks.get("skerry.epoch", 0))
+        local.is_ours = marks.get("skerry.fabric") == self._fabric
 
     def _metadata(self, local: Local, entry: TopicEntry) -> dict[str, str]:
         return {
@@ -947,11 +968,18 @@ def source_config(site: str, subject: str, stored: str, reader: str) -> dict[str
     }
 
 
-def next_epoch(entry: TopicEntry, members: tuple[str, ...], base: int) -> TopicEntry:
+def next_epoch(
+    entry: TopicEntry, members: tuple[str, ...], base: int, young: bool = False
+) -> TopicEntry:
     """The entry of the epoch after `entry`; its home, the first of `members`, begins at `base`."""
     lineage = (*entry.lineage, (entry.epoch + 1, base))[-LINEAGE_KEPT:]
     return msgspec.structs.replace(
-        entry, home=members[0], epoch=entry.epoch + 1, members=members, lineage=lineage
+        entry,
+        home=members[0],
+        epoch=entry.epoch + 1,
+        members=members,
+        lineage=lineage,
+        forgetful=young or (entry.forgetful and members[0] == entry.home),
     )
 
 
@@ -976,7 +1004,7 @@ def _list(value: Any) -> list[dict[str, Any]]:
     return value if isinstance(value, list) else [value] if value else []
 
 
-def _record_of(site: str, info: dict[str, Any]) -> SubscriptionRecord:
+def _record_of(site: str, info: dict[str, Any], root: int) -> SubscriptionRecord:
     return SubscriptionRecord(
-        site=site, floor=info["ack_floor"]["stream_seq"], config=info["config"]
+        site=site, floor=info["ack_floor"]["stream_seq"], root=root, config=info["config"]
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from skerry.config import SiteSettings
+from skerry.config import DUPLICATE_WINDOW, SiteSettings
 from skerry.directory.store import STREAM as STORE_STREAM
 from skerry.directory.store import Store, mirror_config, origin_config
 from skerry.engine.address import Address
@@ -71,7 +71,7 @@ FIRST_CONTACT = 3.0
 """Seconds that a starting site waits for the coordination site before it goes on without."""
 PRESENCE = 10.0
 """Seconds between renewals of a site's presence, which lasts three times as long."""
-LEAD_TIME = 60.0
+LEAD_TIME = 100.0
 """Seconds that the leader may take for what we ask it to do for a client."""
 DIAL_TIME = 0.5
 
@@ -122,9 +122,15 @@ class Fabric(Listener):
         self._fence: asyncio.TimerHandle | None = None
         self._recovering: asyncio.Task[None] | None = None
         self._again = False
+        self._settling = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self.is_open = False
         """Whether this site has settled with the directory and lets clients write."""
+
+    async def wake(self) -> None:
+        """Have the engine open its logs; only now, because what opens asks us at once."""
+        self.copies.young_until = self._connection.now() + DUPLICATE_WINDOW
+        await self.links.wake()
 
     async def start(self, control: Control, streams: list[dict[str, Any]]) -> None:
         """Join in: copy the store, settle every log with it, then let clients write."""
@@ -190,6 +196,10 @@ class Fabric(Listener):
     async def _settle(self, timeout: float) -> bool:
         """Settle with the directory and open; without it, with what is known. Whether the
         directory could be asked."""
+        async with self._settling:
+            return await self._do_settle(timeout)
+
+    async def _do_settle(self, timeout: float) -> bool:
         is_fresh = self.leads or await self.store.fresh(timeout)
         if is_fresh:
             with contextlib.suppress(Conflict, Unavailable):
@@ -222,6 +232,7 @@ class Fabric(Listener):
     def on_up(self) -> None:
         """The engine is back, locked."""
         self.is_open = self.leads
+        self.copies.young_until = self._connection.now() + DUPLICATE_WINDOW
         self.links.engine_restarted()
         self._recover()
 
@@ -235,6 +246,7 @@ class Fabric(Listener):
         while self._again:
             self._again = False
             try:
+                await self.links.wake()
                 await self.copies.load(await self._jetstream.streams())
                 if not await self._settle(1.0 if self.is_open else FIRST_CONTACT):
                     self._again = self.store.origin in self.links.up
@@ -361,6 +373,7 @@ class Fabric(Listener):
         serve("peer.subscription.take", self._take)
         serve("peer.homes", self._homes)
         serve("peer.hold", self._hold)
+        serve("peer.removed", self._removed)
         if self.leader is not None:
             serve("join", self._join)
             serve("peer.lost", self._lost)
@@ -518,6 +531,11 @@ class Fabric(Listener):
         infos = await self._jetstream.streams()
         return {info["config"]["name"]: info for info in infos}
 
+    async def _removed(self, data: bytes) -> None:
+        log.error("this site was removed from the fabric; it takes part no more")
+        self.membership.removed = True
+        self.membership.save(self._folder.path)
+
     # … at the leader
 
     def _site_list(self) -> list[SiteInfo]:
@@ -525,8 +543,6 @@ class Fabric(Listener):
         for name, record in sorted(self.store.all("site.", SiteRecord).items()):
             presence = self.store.get(up_key(name), Presence)
             there = name == self.site or name in self.links.up
-            if self.leader is None and name not in self.links.up and name != self.site:
-                there = presence is not None
             rtt = self.links.rtt.get(name)
             found.append(
                 SiteInfo(
@@ -609,13 +625,14 @@ class Fabric(Listener):
         token_key = f"token.{given.id}"
         used = self.store.get(token_key, Used)
         mine = Used(request.name, request.key)
-        if used is not None and used != mine:
+        known = self.store.get(site_key(request.name), SiteRecord)
+        if used is not None and (used != mine or known is None):
             raise JoinRefused(
                 f"the join token was used by site {used.site}",
                 "A token is for one site. Make another: `skerry fabric token`.",
             )
         if used is None:
-            check_joiner(request, self.store.get(site_key(request.name), SiteRecord))
+            check_joiner(request, known)
             left = max(given.expires - datetime.now(UTC).timestamp(), 1.0) + 60
             await self.store.put(token_key, mine, revision=0, ttl=left)
         record = SiteRecord(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import re
 import secrets
 import time
 from datetime import UTC, datetime
@@ -23,7 +24,7 @@ from skerry.engine.address import Address, host_port, write_secret
 from skerry.engine.answers import open_answer
 from skerry.engine.folder import Folder
 from skerry.engine.link import Down
-from skerry.engine.nkeys import new_pair
+from skerry.engine.nkeys import is_public_key, new_pair
 from skerry.engine.wire import Connection
 from skerry.errors import (
     BadSetting,
@@ -34,10 +35,12 @@ from skerry.errors import (
     Unavailable,
 )
 from skerry.model.fabric import PROTOCOL, SiteRecord, Tier
+from skerry.model.names import check_site
 
 if TYPE_CHECKING:
     from skerry.engine.conf import Ports
 
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 MARK = "skerry1."
 TOKEN_LIFE = 24 * 3600.0
 """Seconds that a join token is good for if nobody says otherwise."""
@@ -58,6 +61,8 @@ class Membership(msgspec.Struct, kw_only=True):
     """Signs join tokens; only the coordination site has it."""
     link_port: int = 0
     """Where this site takes links; 0: it does not."""
+    removed: bool = False
+    """Whether the fabric has struck this site."""
     seeds: dict[str, str] = {}
     """For each peer that this site dials: the seed of its key."""
 
@@ -173,7 +178,7 @@ def check_token(membership: Membership, text: str) -> Pass:
     bare = msgspec.structs.replace(given, mac="")
     advice = "Ask for a new one: `skerry fabric token`."
     if given.fabric != membership.id or not hmac.compare_digest(
-        given.mac, _mac(membership.secret, bare)
+        given.mac.encode(), _mac(membership.secret, bare).encode()
     ):
         raise JoinRefused("the join token is not one of this fabric's", advice)
     if time.time() > given.expires:
@@ -243,6 +248,7 @@ async def join(folder: Folder, record: SiteRecord, token: str) -> Membership:
 
 def check_joiner(request: JoinRequest, known: SiteRecord | None) -> None:
     """Raise unless a site may join that says this of itself."""
+    check_site(request.name)
     if request.protocol != PROTOCOL:
         raise JoinRefused(
             f"site {request.name} runs Skerry {request.version} (protocol {request.protocol}), "
@@ -253,4 +259,10 @@ def check_joiner(request: JoinRequest, known: SiteRecord | None) -> None:
         raise SiteTaken(
             f"the fabric has a site {request.name!r} already",
             f"Choose another name with --site, or remove it: `skerry site remove {request.name}`.",
+        )
+    if not is_public_key(request.key):
+        raise JoinRefused("the joining site shows no good key", "Install the same version on both.")
+    if request.link is not None and not _ADDRESS.fullmatch(request.link):
+        raise JoinRefused(
+            f"{request.link!r} is no address for links", "Give --advertise a host name or address."
         )

@@ -332,11 +332,13 @@ class Leader:
                 await self._ask(entry.home, "peer.freeze", body, timeout=FREEZE / 2), type=int
             )
             frozen = True
-            await self._wait_for(entry, members, last)
+            young = await self._wait_for(entry, members, last)
             current = self._store.get(topic_key(entry.name), TopicEntry)
             if current != entry:
                 raise Conflict(f"{entry.name} was changed meanwhile")
-            fresh = next_epoch(entry, members, last)
+            fresh = next_epoch(entry, members, last, young)
+            settings = msgspec.structs.replace(entry.settings, replicas=len(members) - 1)
+            fresh = msgspec.structs.replace(fresh, settings=settings)
             await self._store.put(topic_key(entry.name), fresh)
         except BaseException:
             if frozen:  # it opens again by itself; sooner is better
@@ -367,25 +369,27 @@ class Leader:
         behind = set(members) - {entry.home}
         behind = {site for site in behind if site in fresh or site == members[0]}
         while behind:
-            last = (await self._state(entry.home, entry.name)).last
+            home = await self._state(entry.home, entry.name)
+            if home is None:
+                raise MoveFailed(f"{entry.home} has no log of {entry.name}")
             for site in list(behind):
                 state = await self._state(site, entry.name)
-                if state.last >= last - NEAR:
+                if state is None:  # it is just replacing a log of its own
+                    await self._ask(site, "peer.prepare", wanted, timeout=SETTLE_TIME)
+                elif state.last >= home.last - NEAR:
                     behind.discard(site)
             if asyncio.get_running_loop().time() > deadline:
                 raise MoveFailed(f"{', '.join(sorted(behind))} did not get the log in time")
             if behind:
                 await asyncio.sleep(0.02)
 
-    async def _state(self, site: str, name: str) -> State:
+    async def _state(self, site: str, name: str) -> State | None:
         data = await self._ask(site, "peer.state", {"name": name})
-        state = msgspec.json.decode(data, type=State | None)
-        if state is None:
-            raise MoveFailed(f"site {site} has no copy of {name}")
-        return state
+        return msgspec.json.decode(data, type=State | None)
 
-    async def _wait_for(self, entry: TopicEntry, members: tuple[str, ...], last: int) -> None:
-        """Until the new home, and enough of the next members, hold the frozen log."""
+    async def _wait_for(self, entry: TopicEntry, members: tuple[str, ...], last: int) -> bool:
+        """Until the new home, and enough of the next members, hold the frozen log. Whether the new
+        home is young."""
 
         async def reached(site: str) -> State | None:
             with contextlib.suppress(SkerryError):
@@ -403,7 +407,7 @@ class Leader:
                     states[state.site] = state
                 ready = members[0] in states and states[members[0]].last >= last
                 if ready and may_cut_over(members, states, last):
-                    return
+                    return states[members[0]].young
         finally:
             for task in asked:
                 task.cancel()
@@ -518,7 +522,8 @@ class Leader:
                 barred | {s for s, r in self.sites().items() if r.draining},
             )
             if decision is not None:
-                fresh.append(next_epoch(entry, decision.members, decision.base))
+                young = any(s.site == decision.home and s.young for s in states[entry.name])
+                fresh.append(next_epoch(entry, decision.members, decision.base, young))
         won = await asyncio.gather(*(self._announce(entry) for entry in fresh))
         return sum(won)
 
@@ -590,13 +595,18 @@ class Leader:
         """Strike a site from the fabric: its keys are refused from now on."""
         self._check_site(site)
         if site == self._site:
-            raise BadSetting("the coordination site cannot be removed")
+            raise BadSetting(
+                "the coordination site cannot be removed: it keeps the fabric's directory",
+                "Remove the other sites, or begin another fabric.",
+            )
         held = sorted(entry.name for entry in self.entries().values() if site in entry.members)
         if held:
             raise FabricError(
                 f"site {site} still has {len(held)} topics, such as {held[0]}",
-                f"Move them first: `skerry site drain {site}`; or delete them.",
+                f"Move them first with `skerry site drain {site}`, or delete them.",
             )
+        with contextlib.suppress(SkerryError):
+            await self._ask(site, "peer.removed")
         for key, record in self._store.all("link.", LinkRecord).items():
             if site in (record.dialer, record.acceptor):
                 await self._store.delete("link." + key)

@@ -63,7 +63,7 @@ def first_wiring(site: str, membership: Membership) -> Wiring:
         found = _outbound(membership, membership.coordinator)
         outbound = (found,) if found else ()
     leads = membership.coordination == site
-    return Wiring(outbound=outbound, coordinates=leads, locked=not leads)
+    return Wiring(outbound=outbound, coordinates=leads, locked=not leads, asleep=True)
 
 
 class Links:
@@ -100,6 +100,8 @@ class Links:
         self._applied: Wiring | None = None
         self._apply_lock = asyncio.Lock()
         self._changed = asyncio.Event()
+        self._looking: asyncio.Task[None] | None = None
+        self._look_again = False
         self._tasks: list[asyncio.Task[None]] = []
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._system = System(system, account, self._on_engine)
@@ -118,6 +120,8 @@ class Links:
     async def close(self) -> None:
         """Stop watching; links stay as they are."""
         tasks = [*self._tasks, *self._asking.values()]
+        if self._looking is not None:
+            tasks.append(self._looking)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -158,6 +162,11 @@ class Links:
             await asyncio.sleep(0.005)
         return True
 
+    async def wake(self) -> None:
+        """Have an engine that was just started open its logs, still locked."""
+        if self._applied is None:
+            await self._apply(locked=True)
+
     async def unlock(self) -> None:
         """Let clients write to this site's homes. What is written to disk stays locked, so that an
         engine that dies and comes back asks first."""
@@ -165,7 +174,7 @@ class Links:
 
     async def settle(self) -> None:
         """Have the engine's configuration match the records now."""
-        await self._apply(locked=self._locked)
+        await self._apply()
 
     async def list(self) -> list[LinkInfo]:
         """Every link of this site."""
@@ -336,8 +345,12 @@ class Links:
             locked=locked,
         )
 
-    async def _apply(self, locked: bool) -> None:
+    async def _apply(self, locked: bool | None = None) -> None:
         async with self._apply_lock:
+            if locked is None:
+                locked = self._locked
+            if self._membership.coordination == self.site:
+                locked = False  # nobody else could have replaced a home here
             self._locked = locked
             wiring = self.wiring(locked)
             if wiring == self._applied:
@@ -351,9 +364,10 @@ class Links:
                 log.warning("the engine was not reloaded: %s", error)
                 raise Unavailable("the engine did not take its configuration") from None
             finally:
-                if not locked and self._membership.coordination != self.site:
-                    # Should the engine die, it comes back locked.
-                    write_conf(self._folder, self._settings, self._ports, self.wiring(True))
+                # Should the engine die, it comes back asleep and locked.
+                leads = self._membership.coordination == self.site
+                asleep = msgspec.structs.replace(wiring, asleep=True, locked=not leads)
+                write_conf(self._folder, self._settings, self._ports, asleep)
             gone = {link.peer for link in old.inbound} if old else set()
             for peer in gone - {link.peer for link in wiring.inbound}:
                 await self._system.drop(peer)  # a reload does not end what is already linked
@@ -367,12 +381,29 @@ class Links:
         self._connected.clear()
 
     def _on_engine(self, peer: str, is_up: bool) -> None:
-        if is_up:
+        if not peer:  # of a link that we dialled the engine tells no name
+            if self._looking is None or self._looking.done():
+                self._looking = asyncio.create_task(self._look())
+            self._look_again = True
+        elif is_up:
             self._connected.add(peer)
             self._send_beat(peer)
         else:
             self._connected.discard(peer)
             self._lost(peer, "closed")
+
+    async def _look(self) -> None:
+        """Ask the engine which links there are, and act on the difference."""
+        while self._look_again:
+            self._look_again = False
+            try:
+                there = {state.name for state in await self._system.links()}
+            except (SkerryError, Down):
+                return
+            for peer in self._connected - there:
+                self._on_engine(peer, False)
+            for peer in there - self._connected:
+                self._on_engine(peer, True)
 
     # Heartbeats
 

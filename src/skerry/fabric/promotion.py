@@ -44,6 +44,8 @@ class State(msgspec.Struct, frozen=True):
     label: int
     last: int
     root: int = 0
+    young: bool = False
+    """Whether its engine started so lately that it has forgotten ids which publishers remember."""
 
 
 class Decision(msgspec.Struct, frozen=True):

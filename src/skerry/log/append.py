@@ -50,6 +50,7 @@ from skerry.errors import (
     SkerryError,
 )
 from skerry.fabric.promotion import State, confirmed
+from skerry.log.recall import stored_ids
 from skerry.log.route import Routes
 from skerry.log.topics import unknown_topic
 from skerry.model.control import ProgressReport, ProgressRequest
@@ -152,6 +153,8 @@ class Publisher(Listener):
         self._topic = check_topic(topic)
         self._ack = ack
         self._level: Ack = "home"
+        self._outbox = ""
+        """The site whose outbox this publisher writes to: in another, its events could overtake."""
         self._entry: TopicEntry | None = None
         self._window = window
         self._window_bytes = window_bytes
@@ -163,6 +166,10 @@ class Publisher(Listener):
         """What the home acknowledged, with its index, and too few replicas have."""
         self._kept_bytes = 0
         self._home_last = 0
+        self._acked_last = 0
+        self._oldest_kept = 0
+        """The highest index that any home gave to an event of this publisher."""
+        self._recalling: asyncio.Task[None] | None = None
         self._reports: dict[str, State] = {}
         self._bytes = 0
         self._open = True
@@ -312,8 +319,9 @@ class Publisher(Listener):
                 self._connection.unsubscribe(sid)
         if self._entry is not None:
             self._routes.unfollow(self._entry.name, self)
-        if self._asking is not None:
-            self._asking.cancel()
+        for task in (self._asking, self._recalling):
+            if task is not None:
+                task.cancel()
 
     def forget(self, ack: asyncio.Future[int]) -> None:
         """Send the event of this future no more; it may be stored all the same."""
@@ -355,7 +363,8 @@ class Publisher(Listener):
         connection, entry = self._connection, self._entry
         site = connection.address.site
         if self._level == "outbox":
-            prefix = f"o.{site}."
+            self._outbox = self._outbox or site
+            prefix = f"o.{self._outbox}."
         else:
             home, epoch = (entry.home, entry.epoch) if entry else (site, 0)
             prefix = f"s.{home}.{epoch}."
@@ -391,6 +400,7 @@ class Publisher(Listener):
         self._aim()
         if self._kept:
             # Older than all in flight, and acknowledged by a home that may be gone.
+            self._oldest_kept = min(index for index, _ in self._kept.values())
             self._in_flight = {
                 **{number: entry for number, (_, entry) in self._kept.items()},
                 **self._in_flight,
@@ -405,13 +415,16 @@ class Publisher(Listener):
         self._home_last = 0
         self._holding = True
         self._progressed = self._loop.time()
-        self._probe()
+        if self._recalling is None:
+            self._probe()
 
     def _probe(self) -> None:
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
         oldest = next(iter(self._in_flight.values()), None)
+        if self._outbox and self._outbox != self._connection.address.site:
+            return  # until the client is back at its own site
         if oldest is None:
             self._holding = False
         else:
@@ -449,7 +462,8 @@ class Publisher(Listener):
         if not self._open and (not self._kept or now > self._closing):
             self._finish()
             return
-        if self._in_flight and self._connection.is_up and now - self._progressed > self._suspect:
+        waits = self._in_flight and self._connection.is_up and self._recalling is None
+        if waits and now - self._progressed > self._suspect:
             self._suspect = min(self._suspect * 2, 5.0) if self._holding else self._suspect
             self._restart()
         if now - self._asked > ASK_AGAIN and (self._in_flight or self._kept):
@@ -498,17 +512,19 @@ class Publisher(Listener):
         """Take a run of acknowledgements, each found by one match of a regular expression."""
         match, take = self._pattern.match, self._in_flight.pop
         alone = self._entry is None
+        taken = 0
         while (found := match(data, position)) is not None:
             position = found.end()
             number = int(found[1])
             entry = take(number, None)
             if entry is not None:
+                taken += 1
                 self._bytes -= len(entry[1])
                 if not alone:
                     self._acknowledged(number, int(found[2]), entry)
                 elif not entry[0].done():
                     entry[0].set_result(int(found[2]))
-        if not alone:
+        if taken and not alone:
             self._progress()
         self._make_room()
         return position
@@ -538,6 +554,7 @@ class Publisher(Listener):
 
     def _acknowledged(self, number: int, index: int, entry: InFlight) -> None:
         """The home, or the outbox, has stored an event."""
+        self._acked_last = max(self._acked_last, index)
         if self._keeps:
             self._kept[number] = (index, entry)
             self._kept_bytes += len(entry[1])
@@ -655,9 +672,44 @@ class Publisher(Listener):
         if self._asking is not None:
             self._asking.cancel()  # it may wait for a replica that is gone
             self._asking = None
+        if entry.forgetful and self._level != "outbox":
+            if self._recalling is not None:
+                self._recalling.cancel()
+            self._recalling = self._loop.create_task(self._recall(entry))
         if self._connection.is_up:
             self._restart()
             self._reach()
+
+    async def _recall(self, entry: TopicEntry) -> None:
+        """Find what the new home has of what we would send it again; then go on."""
+        try:
+            while (self._in_flight or self._kept) and self._entry is entry:
+                numbers = {_id_of(item[1]): number for number, item in self._in_flight.items()}
+                first = min(self._oldest_kept or self._acked_last, self._acked_last) + 1
+                if self._oldest_kept:
+                    first = min(first, self._oldest_kept)
+                try:
+                    found = await stored_ids(
+                        self._connection, entry.home, entry.stream, first, entry.base, set(numbers)
+                    )
+                except (Down, TimeoutError):
+                    self._reach()
+                    await asyncio.sleep(RETRY_MOST)
+                    continue
+                for identity, index in found.items():
+                    item = self._in_flight.pop(numbers[identity], None)
+                    if item is not None:
+                        self._bytes -= len(item[1])
+                        self._acknowledged(numbers[identity], index, item)
+                break
+        finally:
+            if self._entry is entry:
+                self._recalling = None
+        self._oldest_kept = 0
+        self._make_room()
+        if self._open and self._connection.is_up:
+            self._progressed = self._loop.time()
+            self._probe()
 
     def on_tick(self, now: float) -> None:
         """Give up what waits for too long. The oldest is first, and none behind it may be stored
@@ -694,6 +746,11 @@ class Publisher(Listener):
         self._open = False
         self._fail_all(error.what)
         self._finish()
+
+
+def _id_of(frame: bytes) -> str:
+    start = frame.index(b"Nats-Msg-Id:") + len(b"Nats-Msg-Id:")
+    return frame[start : frame.index(b"\r", start)].decode()
 
 
 def _is_nobody(head: bytes) -> bool:

@@ -59,14 +59,17 @@ class DurableSubscription(Subscription):
         self.name = check_subscription(name)
         super().__init__(*arguments, window=WINDOW if window is None else window, **options)
         self._ack_wait = ack_wait
-        self._acked: dict[int, None] = {}
+        self._acked: dict[int, int] = {}
+        """Index and time of what was acknowledged. In a fabric a log may be replaced by one in
+        which an index is another event, and then the time differs."""
         self._highest = 0
+        self._created = ""
 
     def ack(self, event: Event) -> None:
         """Say that `event` is done with. It is not delivered to this durable subscription again,
         unless the engine dies before it has written that down."""
         self._answer(event.reply, b"+ACK")
-        self._acked[event.index] = None
+        self._acked[event.index] = event.timestamp_ns
         if len(self._acked) > ACKED_KEPT:
             del self._acked[next(iter(self._acked))]
 
@@ -103,10 +106,14 @@ class DurableSubscription(Subscription):
     def _take(self, events: list[Event], size: int, pending: int) -> None:
         self.pending = pending
         acked = self._acked
-        fresh = [event for event in events if event.index not in acked]
+        fresh = [
+            event
+            for event in events
+            if event.index not in acked or acked[event.index] != event.timestamp_ns
+        ]
         if len(fresh) < len(events):  # the engine forgot our acknowledgements
             for event in events:
-                if event.index in acked:
+                if acked.get(event.index) == event.timestamp_ns:
                     self._answer(event.reply, b"+ACK")
         self._highest = max(self._highest, max([event.index for event in events]))
         if fresh:
@@ -129,7 +136,8 @@ class DurableSubscription(Subscription):
                     f"the durable subscription {self.name!r} of {self.topic} was removed",
                     "Subscribe again to make a new one.",
                 )
-            await self._create(self.name, {**self._start.policy(), **wanted})
+            made = await self._create(self.name, {**self._start.policy(), **wanted})
+            self._created = made["created"]
         else:
             config = existing["config"]
             if sorted(_filters_of(config)) != sorted(self._filters()):
@@ -139,10 +147,15 @@ class DurableSubscription(Subscription):
                 )
             if any(config.get(field) != value for field, value in wanted.items()):
                 await self._create(self.name, {**config, **wanted})
-            if self._consumer:
+            if self._created and self._created != existing["created"]:
+                # Made anew, at another site or for a log that was replaced: what it delivers, it
+                # delivers from its own beginning.
+                self._highest = existing["delivered"]["stream_seq"]
+            elif self._consumer:
                 self._reconcile(existing)
             else:
                 await self._count_missed(existing["delivered"]["stream_seq"])
+            self._created = existing["created"]
         self._consumer = self.name
 
     def _reconcile(self, engine: dict[str, dict[str, int]]) -> None:

@@ -18,7 +18,7 @@ from skerry.engine.answers import open_answer
 from skerry.engine.jetstream import JetStream
 from skerry.engine.link import Down
 from skerry.engine.wire import NO_RESPONDERS, Listener
-from skerry.errors import SkerryError
+from skerry.errors import SkerryError, Unavailable
 from skerry.log.topics import unknown_topic
 from skerry.model.control import Reach, TopicName, Want
 from skerry.model.event import parse_headers
@@ -48,7 +48,6 @@ class Routes(Listener):
         self._followers: dict[str, list[Follower]] = {}
         self._wanted: dict[tuple[str, str | None], float] = {}
         self._sid: bytes | None = None
-        self._at = ""
         self._task: asyncio.Task[None] | None = None
         self._connection.listen(self)
 
@@ -152,25 +151,26 @@ class Routes(Listener):
             self._task = asyncio.create_task(self._refresh())
 
     async def _refresh(self) -> None:
-        with contextlib.suppress(SkerryError, Down):
-            await self._listen_here()
-            for name in list(self._entries):
-                found = await self._read(topic_key(name))
-                if found is None:
-                    self._entries.pop(name, None)
-                else:
-                    self._take(name, *found)
+        names = list(self._entries)
+        while names:
+            try:
+                found = await self._read(topic_key(names[-1]))
+            except (SkerryError, Down):
+                await asyncio.sleep(0.1)
+                continue
+            name = names.pop()
+            if found is None:
+                self._entries.pop(name, None)
+            else:
+                self._take(name, *found)
 
     async def _listen_here(self) -> None:
-        if self._at == self.site:
-            return
         if self._sid is not None:
-            self._connection.unsubscribe(self._sid)
-        self._at = self.site
+            return  # the connection takes it along to another site
         prefix = news_subject(self.site)
 
         def on_news(subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
-            name = topic_of_stream(subject.decode()[len(prefix) + len("topic.") :])
+            name = topic_of_stream(subject.decode().partition(".news.topic.")[2])
             if name is None or name not in self._entries:
                 return
             fields = parse_headers(head)
@@ -188,6 +188,8 @@ class Routes(Listener):
             msgspec.json.encode({"last_by_subj": PREFIX + key}),
             recovering=False,
         )
+        if reply.status == NO_RESPONDERS and self._in_fabric:
+            raise Unavailable(f"site {self.site} has no copy of the directory yet")
         if reply.status in (404, NO_RESPONDERS):
             return None
         fields = parse_headers(reply.head)

@@ -42,6 +42,7 @@ NANO = 1_000_000_000
 PLAIN_DELIVERY = {"src": "e.>", "dest": "t.>"}
 """Have the engine publish each stored event on `t.<topic>` as well."""
 
+_OF_FABRICS = ("replicas", "prefer", "spread", "ack", "on_partition")
 _SETTLED = ("subjects", "republish")
 _DURABILITY = "skerry.durability"
 _HOME = "skerry.home"
@@ -164,7 +165,8 @@ class Topics:
 
 def _check_alone(settings: TopicSettings) -> None:
     """A site that stands alone cannot keep what needs others."""
-    if settings.replicas or settings.prefer or settings.ack != "home":
+    usual = TopicSettings()
+    if any(getattr(settings, name) != getattr(usual, name) for name in _OF_FABRICS):
         raise NotInFabric(
             "replicas, homes elsewhere and other levels of acknowledgement need a fabric",
             "Begin one with `skerry fabric init`, and let sites join it.",

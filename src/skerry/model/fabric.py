@@ -89,6 +89,8 @@ class TopicEntry(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[str, ...]
     """The sites that keep a copy which counts, the home first."""
     settings: TopicSettings
+    forgetful: bool = False
+    """Whether the home may not know ids from before its epoch; see `skerry.log.recall`."""
 
     @property
     def base(self) -> int:
@@ -115,6 +117,8 @@ class SubscriptionRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     site: str
     floor: int
+    root: int = 0
+    """The epoch whose history that index belongs to."""
     config: dict[str, object] = {}
 
 

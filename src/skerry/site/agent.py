@@ -27,6 +27,7 @@ from skerry.errors import (
     DurabilityUnavailable,
     EngineUnfit,
     FolderCorrupt,
+    NotInFabric,
     SkerryError,
     Unavailable,
 )
@@ -162,39 +163,43 @@ class Site:
         assert connection is not None
         jetstream = JetStream(connection)
         topics = Topics(jetstream, settings.site, settings.durability, settings.deliver_plain)
+        membership = self._membership
+        if membership is not None:
+            self.fabric = await self._open_fabric(membership)
         streams = await jetstream.streams()
         self._check_recovered(streams)
-        membership = self._membership
         if membership is None:
             await topics.settle(streams)
         if self.ports.mqtt is not None:
             mapped = f"s.{settings.site}.0" if membership is None else f"o.{settings.site}"
             await prepare_mqtt(jetstream, mapped)
         self._control = Control(connection, settings.site)
+        self._control.is_alone = membership is None
         self._serve(self._control, topics)
         if self._engine is not None:
             self._engine.watch()
             connection.listen(self._engine)
-        if membership is not None:
-            await self._start_fabric(membership, streams)
+        if self.fabric is not None:
+            await self.fabric.start(self._control, streams)
         if self._engine is not None:
             self._watches = [
                 asyncio.create_task(self._watch_hang(self._engine, connection)),
                 asyncio.create_task(watch_disk(self._engine, settings.data)),
             ]
 
-    async def _start_fabric(self, membership: Membership, streams: list[dict[str, Any]]) -> None:
+    async def _open_fabric(self, membership: Membership) -> Fabric:
+        """Be there before the engine opens its logs, and have it open them."""
         assert self._folder is not None
         assert self._connection is not None
-        assert self._control is not None
         address = Address.load(self._folder.credentials / "system.json")
         self._system = await Connection.open(
             address, _patience(self.settings.hang_timeout), "operator"
         )
-        self.fabric = Fabric(
+        fabric = Fabric(
             self.settings, self._folder, self.ports, membership, self._connection, self._system
         )
-        await self.fabric.start(self._control, streams)
+        await fabric.wake()
+        return fabric
 
     def _serve(self, control: Control, topics: Topics) -> None:
         async def status(data: bytes) -> SiteStatus:
@@ -254,6 +259,13 @@ class Site:
         """What this site knows of its fabric: from before, or by joining now."""
         settings = self.settings
         membership = Membership.load(folder.path)
+        if membership is not None and membership.removed:
+            if self._token is None:
+                raise NotInFabric(
+                    f"site {settings.site} was removed from the fabric {membership.name!r}",
+                    "Join again with a new token: `skerry up --join …`.",
+                )
+            membership = None
         if membership is None and self._token is None:
             return None
         # Other sites remember where this one takes links, so a free port is chosen once.

@@ -1,0 +1,79 @@
+"""Find out which events a new home has already.
+
+A copy that becomes the home knows the ids of the events that it took since its engine started, and
+has forgotten those from before: the engine does not read them back for a mirror (seen with 2.15.1).
+Such a home would store an event again that its publisher sends again. So the publisher looks: what
+it has not seen acknowledged lies, if it is there at all, between the last index that it knows and
+the index at which the new home took over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import msgspec
+
+from skerry.engine.link import Down
+from skerry.engine.wire import Connection
+from skerry.model.event import ID_HEADER, parse_headers, status_of
+
+BATCH = 1000
+TIME = 5.0
+"""Seconds for one batch."""
+
+_numbers = itertools.count()
+
+
+async def stored_ids(
+    connection: Connection, site: str, stream: str, first: int, last: int, wanted: set[str]
+) -> dict[str, int]:
+    """Which of `wanted` the log at `site` holds from index `first` to `last`, and where. Raises
+    `Down` or `TimeoutError` if it cannot be read now."""
+    found: dict[str, int] = {}
+    while first <= last and len(found) < len(wanted):
+        first = await _batch(connection, site, stream, first, last, wanted, found)
+    return found
+
+
+async def _batch(
+    connection: Connection,
+    site: str,
+    stream: str,
+    first: int,
+    last: int,
+    wanted: set[str],
+    found: dict[str, int],
+) -> int:
+    """Look at one batch; return the index to go on at."""
+    done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    reached = first
+
+    def on_message(subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
+        nonlocal reached
+        status = status_of(head)
+        if status:
+            if not done.done():
+                done.set_result(status == 503)
+            return
+        fields = parse_headers(head)
+        index = int(fields["Nats-Sequence"])
+        reached = max(reached, index + 1)
+        identity = fields.get(ID_HEADER)
+        if index <= last and identity in wanted:
+            found[identity] = index
+
+    inbox = f"{connection.inbox}.g.{next(_numbers)}"
+    sid = connection.subscribe(inbox, on_message)
+    try:
+        body = msgspec.json.encode({"seq": first, "batch": min(BATCH, last - first + 1)})
+        subject = f"$JS.{site}.API.DIRECT.GET.{stream}"
+        connection.write(
+            b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), inbox.encode(), len(body), body)
+        )
+        async with asyncio.timeout(TIME):
+            if await done:
+                raise Down  # nobody is there yet
+    finally:
+        connection.unsubscribe(sid)
+    return reached if reached > first else last + 1

@@ -1,0 +1,550 @@
+"""The outbox: what is published where the home cannot be reached arrives there, once, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import nats.errors
+import pytest
+
+from skerry import Client
+from skerry.engine.jetstream import JetStream
+from skerry.errors import OutcomeUnknown, Unavailable
+from skerry.testing import LocalFabric, LocalSite, WanFabric
+from tests.conftest import until
+from tests.live.faults import refused
+from tests.live.test_plain import Device, nats_client
+from tests.live.test_replicas import (
+    by_client,
+    has,
+    last_at,
+    log_at,
+    needs_wan,
+    numbers,
+    payloads,
+    publish,
+    take,
+)
+
+SITES = ("hub", "farm", "lab")
+
+
+@pytest.fixture
+async def fabric() -> AsyncIterator[LocalFabric]:
+    """Three sites that take MQTT clients; the first coordinates."""
+    async with LocalFabric(SITES, mqtt_port=0) as fabric:
+        yield fabric
+
+
+async def waiting_at(site: LocalSite) -> int:
+    """How many events the outbox of a site holds."""
+    async with site.connect("admin") as admin:
+        info = await JetStream(admin._open.connection).stream("outbox")
+        assert info is not None
+        return int(info["state"]["messages"])
+
+
+async def is_emptied(site: LocalSite) -> None:
+    async def is_empty() -> bool:
+        return await waiting_at(site) == 0
+
+    await until(is_empty, 40)
+
+
+async def texts_at(site: LocalSite, topic: str = "t") -> list[str]:
+    return [data.decode() for _, data in await log_at(site, topic)]
+
+
+async def send_all(client: Client, name: str, count: int, first: int = 0) -> None:
+    """Have a publisher of its own send numbered events at level `outbox`."""
+    async with client.publisher("t", ack="outbox") as publisher:
+        for text in numbers(count, first):
+            await publisher.send(f"{name} {text}")
+
+
+def check_order(texts: list[str], count: int, names: tuple[str, ...] = ("a", "b")) -> None:
+    """Every publisher's events are there once and in its order."""
+    assert Counter(texts) == Counter(f"{name} {n}" for name in names for n in range(count))
+    for name in names:
+        mine = [text for text in texts if text.startswith(f"{name} ")]
+        assert mine == [f"{name} {n}" for n in range(count)]
+
+
+async def has_lost(fabric: WanFabric, name: str, other: str) -> None:
+    """Wait until a site takes the link to another for dead."""
+    part = fabric.sites[name].site.fabric
+    assert part is not None
+    await until(lambda: other not in part.links.up)
+
+
+async def reaches(fabric: WanFabric, name: str, last: int) -> None:
+    """Wait until a site itself holds the log of `t` up to index `last`."""
+    await fabric.run(name, lambda site: has(site, "t", last))
+
+
+# An edge that is cut off
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["", "engine killed"])
+async def test_an_edge_that_lost_hub_and_home_publishes_on(
+    fabric: LocalFabric, killed: bool
+) -> None:
+    async with fabric.connect("farm") as client:
+        await client.create_topic("t", home="lab")
+        await client.publish("t", "a 0", ack="outbox")
+        await has(fabric["lab"], "t", 1)
+        await fabric.crash("hub")
+        await fabric.crash("lab")
+        await asyncio.gather(send_all(client, "a", 299, 1), send_all(client, "b", 150))
+        if killed:
+            fabric["farm"].kill_engine()
+        await send_all(client, "b", 150, 150)
+        assert await waiting_at(fabric["farm"]) >= 599
+        await fabric.start("hub")
+        await fabric.start("lab")
+        await has(fabric["lab"], "t", 600)
+        check_order(await texts_at(fabric["lab"]), 300)
+        await is_emptied(fabric["farm"])
+        assert await client.publish("t", "after", ack="home") == 601
+        check_order((await texts_at(fabric["lab"]))[:-1], 300)
+
+
+async def test_an_edge_whose_site_is_started_anew_while_it_is_cut_off_keeps_its_outbox(
+    fabric: LocalFabric,
+) -> None:
+    """Its own engine and agent die, and come back before anybody else does."""
+    async with fabric.connect("farm") as client:
+        await client.create_topic("t", home="lab")
+        await client.publish("t", "a 0", ack="outbox")
+        await has(fabric["lab"], "t", 1)
+        await fabric.crash("hub")
+        await fabric.crash("lab")
+        await asyncio.gather(send_all(client, "a", 99, 1), send_all(client, "b", 50))
+    await fabric.crash("farm")
+    await fabric.start("farm")
+    async with fabric.connect("farm") as client:
+        await send_all(client, "b", 50, 50)
+        await fabric.start("hub")
+        await fabric.start("lab")
+        await has(fabric["lab"], "t", 200)
+        check_order(await texts_at(fabric["lab"]), 100)
+        await is_emptied(fabric["farm"])
+
+
+async def test_a_publisher_goes_on_while_the_edge_s_engine_is_killed(fabric: LocalFabric) -> None:
+    async with fabric.connect("farm") as client:
+        await client.create_topic("t", home="lab")
+        await client.publish("t", "a 0", ack="outbox")
+        await has(fabric["lab"], "t", 1)
+        await fabric.crash("lab")
+        async with client.publisher("t", ack="outbox") as publisher:
+            for number in range(1, 1000):
+                await publisher.send(f"a {number}")
+                if number == 500:
+                    fabric["farm"].kill_engine()
+        await fabric.start("lab")
+        await has(fabric["lab"], "t", 1000)
+        check_order(await texts_at(fabric["lab"]), 1000, ("a",))
+
+
+async def test_the_outbox_goes_to_the_home_that_was_elected_meanwhile(fabric: LocalFabric) -> None:
+    async with fabric.connect("farm") as client:
+        await client.create_topic("t", home="lab", replicas=1, spread="hub")
+        await send_all(client, "a", 100)
+        await has(fabric["lab"], "t", 100)
+        await has(fabric["hub"], "t", 100)
+        await fabric.crash("lab")
+        await send_all(client, "a", 100, 100)
+        await has(fabric["hub"], "t", 200)
+        assert (await client.topic("t")).home == "hub"
+        check_order(await texts_at(fabric["hub"]), 200, ("a",))
+        await fabric.start("lab")
+        await send_all(client, "a", 100, 200)
+        for site in ("hub", "lab"):
+            await has(fabric[site], "t", 300)
+            check_order(await texts_at(fabric[site]), 300, ("a",))
+        await is_emptied(fabric["farm"])
+
+
+@needs_wan
+@pytest.mark.parametrize("to", ["lab", "hub"])
+async def test_the_outbox_of_an_edge_that_was_cut_off_goes_to_where_the_home_moved(
+    to: str,
+) -> None:
+    async with WanFabric([*SITES, "field"], delay=0.002) as fabric:
+
+        async def begin(client: Client) -> None:
+            await client.create_topic("t", home="field")
+            await asyncio.gather(send_all(client, "a", 50), send_all(client, "b", 50))
+
+        async def go_on(client: Client) -> None:
+            await asyncio.gather(send_all(client, "a", 50, 50), send_all(client, "b", 50, 50))
+
+        await fabric.run("farm", by_client(begin))
+        await reaches(fabric, "field", 100)
+        await fabric.wan.cut("farm")
+        await has_lost(fabric, "farm", "hub")
+        await fabric.run("farm", by_client(go_on))
+        await fabric.run("hub", by_client(lambda admin: admin.move_topic("t", to), "admin"))
+        await fabric.wan.heal("farm")
+        await reaches(fabric, to, 200)
+        texts = await fabric.run(to, texts_at)
+        check_order(texts, 100)
+        await fabric.run("farm", is_emptied)
+
+
+@needs_wan
+async def test_a_link_that_is_cut_again_and_again_neither_loses_nor_doubles() -> None:
+    """Events without an id, which no duplicate window could tell apart."""
+    async with WanFabric(SITES, delay=0.002) as fabric:
+        await fabric.run("lab", by_client(lambda client: client.create_topic("t")))
+
+        async def send(first: int) -> None:
+            async def there(site: LocalSite) -> None:
+                async with nats_client(site) as client:
+                    for text in numbers(200, first):
+                        await client.request("p.t", text.encode(), timeout=20)
+
+            await fabric.run("farm", there)
+
+        for turn in range(3):
+            sending = asyncio.create_task(send(200 * turn))
+            await reaches(fabric, "lab", 200 * turn + 20)
+            await fabric.wan.cut("farm", "lab")
+            await has_lost(fabric, "farm", "lab")
+            await fabric.wan.heal("farm", "lab")
+            await sending
+        await reaches(fabric, "lab", 600)
+        assert await fabric.run("lab", texts_at) == numbers(600)
+        await fabric.run("farm", is_emptied)
+
+
+async def test_what_one_home_took_the_next_does_not_take_again(fabric: LocalFabric) -> None:
+    """The events have no ids, so no duplicate window helps: the next home must find in its own
+    log how far the outbox was read. They are still in the outbox, as the replica was away when
+    the first home took them."""
+    async with fabric.connect("lab", "admin") as admin:
+        await admin.create_topic("t", home="lab", replicas=1, spread="hub")
+        await admin.publish("t", "first", ack="quorum")
+        await fabric.add("barn")
+        topic = await admin.set_topic("t", replicas=1, spread="barn")
+        assert topic.replicas == ("barn",)
+        await fabric.stop("barn")
+        async with nats_client(fabric["farm"]) as plain:
+            for text in numbers(100):
+                await plain.request("p.t", text.encode(), timeout=20)
+        await has(fabric["lab"], "t", 101)
+        assert await waiting_at(fabric["farm"]) == 100
+        await fabric.crash("farm")
+        await fabric.start("barn")
+        await has(fabric["barn"], "t", 101)
+        assert (await admin.move_topic("t", "barn")).home == "barn"
+        await fabric.start("farm")
+        async with nats_client(fabric["farm"]) as plain:
+            for text in numbers(50, 100):
+                await plain.request("p.t", text.encode(), timeout=20)
+        await has(fabric["barn"], "t", 151)
+        await is_emptied(fabric["farm"])
+        assert await texts_at(fabric["barn"]) == ["first", *numbers(150)]
+
+
+async def test_outboxes_of_several_sites_are_read_side_by_side(fabric: LocalFabric) -> None:
+    """And every one's own topics; the home's own outbox too."""
+    names = {"hub": "a", "farm": "b", "lab": "c"}
+    async with contextlib.AsyncExitStack() as stack:
+        clients = {site: await stack.enter_async_context(fabric.connect(site)) for site in SITES}
+        await clients["lab"].create_topic("t")
+        await clients["farm"].create_topic("other")
+        await asyncio.gather(*(send_all(clients[s], names[s], 200) for s in SITES))
+        await publish(clients["lab"], "other/sub", numbers(20), ack="outbox")
+        await has(fabric["lab"], "t", 600)
+        check_order(await texts_at(fabric["lab"]), 200, ("a", "b", "c"))
+        await has(fabric["farm"], "other", 20)
+        assert await texts_at(fabric["farm"], "other") == numbers(20)
+        for site in SITES:
+            await is_emptied(fabric[site])
+
+
+@pytest.mark.slow
+async def test_events_of_a_topic_that_does_not_exist_are_dropped_with_a_warning(
+    fabric: LocalFabric, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with fabric.connect("lab") as client, nats_client(fabric["farm"]) as plain:
+        await client.create_topic("t")
+        answer = await plain.request("p.unknown.sub", b"lost", timeout=20)
+        assert json.loads(answer.data)["stream"] == "outbox"
+        await plain.request("p.t", b"kept", timeout=20)
+        await has(fabric["lab"], "t", 1)
+        await is_emptied(fabric["farm"])
+    assert any("unknown/sub" in r.message and r.levelno == logging.WARNING for r in caplog.records)
+
+
+async def test_events_of_a_topic_that_is_made_a_little_later_are_kept(fabric: LocalFabric) -> None:
+    async with fabric.connect("lab") as client, nats_client(fabric["farm"]) as plain:
+        await plain.request("p.t.sub", b"early", timeout=20)
+        await client.create_topic("t")
+        await has(fabric["lab"], "t", 1)
+        assert await texts_at(fabric["lab"]) == ["early"]
+        await is_emptied(fabric["farm"])
+
+
+# Clients without the SDK
+
+
+@pytest.mark.parametrize("home", ["lab", "farm"])
+@pytest.mark.parametrize("qos", [0, 1, 2])
+async def test_mqtt_publishes_at_any_site(fabric: LocalFabric, qos: int, home: str) -> None:
+    async with fabric.connect(home) as client, Device(fabric["farm"]) as device:
+        await client.create_topic("t")
+        async with client.subscribe("t") as events:
+            for text in numbers(50):
+                await device.publish("p/t/deep", text, qos)
+            seen = await take(events, 50)
+    assert [(e.topic, e.index, bytes(e.data).decode()) for e in seen] == [
+        ("t/deep", n + 1, str(n)) for n in range(50)
+    ]
+    assert seen[0].headers == {}
+    await is_emptied(fabric["farm"])
+
+
+async def test_plain_nats_publishes_at_any_site(fabric: LocalFabric) -> None:
+    async with fabric.connect("lab") as client, nats_client(fabric["farm"]) as plain:
+        await client.create_topic("t")
+        async with client.subscribe("t") as events:
+            await plain.publish("p.t", b"0")  # nobody waits for an answer
+            await plain.request("p.t.sub", b"1", headers={"unit": "K"}, timeout=20)
+            for _ in range(2):
+                await plain.request("p.t", b"2", headers={"Nats-Msg-Id": "once"}, timeout=20)
+            await plain.request("p.t", b"3", timeout=20)
+            seen = await take(events, 4)
+        assert [(e.topic, bytes(e.data)) for e in seen] == [
+            ("t", b"0"), ("t/sub", b"1"), ("t", b"2"), ("t", b"3")
+        ]  # fmt: skip
+        assert seen[1].headers == {"unit": "K"}
+        assert seen[0].headers == seen[3].headers == {}
+
+
+async def test_plain_clients_publish_while_the_edge_is_cut_off(fabric: LocalFabric) -> None:
+    async with fabric.connect("lab") as client:
+        await client.create_topic("t")
+    await fabric.crash("hub")
+    await fabric.crash("lab")
+    async with nats_client(fabric["farm"]) as plain, Device(fabric["farm"]) as device:
+        for number in range(50):
+            await plain.request("p.t", f"a {number}".encode(), timeout=20)
+            await device.publish("p/t", f"b {number}", 1)
+        await fabric.start("hub")
+        await fabric.start("lab")
+        await has(fabric["lab"], "t", 100)
+        check_order(await texts_at(fabric["lab"]), 50)
+        await is_emptied(fabric["farm"])
+
+
+async def received(device: Device, count: int) -> list[str]:
+    """What an MQTT subscriber got, once it is `count` events."""
+    await until(lambda: len(device.received) >= count, 20)
+    return [data.decode() for _, data in device.received]
+
+
+@pytest.mark.parametrize("replicas", [1, 0], ids=["replica", "no copy"])
+@pytest.mark.parametrize("qos", [0, 1])
+@pytest.mark.parametrize("source", ["sdk", "outbox", "mqtt 0", "mqtt 1"])
+async def test_an_mqtt_subscriber_at_another_site_gets_every_event_once(
+    fabric: LocalFabric, source: str, qos: int, replicas: int
+) -> None:
+    """The topic lives at farm; devices subscribe at lab, with and without a replica there."""
+    async with (
+        fabric.connect("farm") as client,
+        Device(fabric["lab"], "reader") as reader,
+        Device(fabric["farm"], "writer") as writer,
+    ):
+        await client.create_topic("t", replicas=replicas, spread="lab")
+        assert await reader.subscribe("t/t/#", qos) == qos
+        for text in numbers(20):
+            if source == "sdk":
+                await client.publish("t", text)
+            elif source == "outbox":
+                await client.publish("t", text, ack="outbox")
+            else:
+                await writer.publish("p/t", text, int(source[-1]))
+        await has(fabric["farm"], "t", 20)
+        assert await received(reader, 20) == numbers(20)
+        await client.publish("t", "last")
+        assert await received(reader, 21) == [*numbers(20), "last"]
+
+
+async def test_a_nats_subscriber_at_another_site_gets_every_event_once(
+    fabric: LocalFabric,
+) -> None:
+    async with fabric.connect("farm") as client, nats_client(fabric["lab"]) as plain:
+        await client.create_topic("t", replicas=1, spread="lab")
+        subscription = await plain.subscribe("t.>")
+        await plain.flush()
+        await publish(client, "t", numbers(20))
+        seen = [await subscription.next_msg(20) for _ in range(20)]
+        assert [message.data.decode() for message in seen] == numbers(20)
+        with contextlib.suppress(nats.errors.TimeoutError):
+            assert await subscription.next_msg(0.2) is None, "one came twice"
+
+
+# A home that is cut off
+
+
+async def is_shut(site: LocalSite) -> bool:
+    """Whether the home of `t` at a site takes no events."""
+    async with site.connect("admin") as admin:
+        info = await JetStream(admin._open.connection).stream("t~t")
+        assert info is not None
+        return str(info["config"].get("subjects", [""])[0]).startswith("_frozen.")
+
+
+async def test_a_home_that_lost_the_coordination_site_stops(fabric: LocalFabric) -> None:
+    async with fabric.connect("farm") as client:
+        await client.create_topic("t", replicas=1, spread="lab", on_partition="stop")
+        assert await client.publish("t", "0", ack="quorum") == 1
+        await fabric.crash("hub")
+        await until(lambda: is_shut(fabric["farm"]))
+        with refused(OutcomeUnknown, "t"):
+            await client.publish("t", "1", timeout=2)
+        assert await last_at(fabric["farm"], "t") == 1
+        assert await client.publish("t", "2", ack="outbox") == 0  # which waits here
+        waiting = asyncio.create_task(client.publish("t", "3", timeout=60))
+        await fabric.start("hub")
+        assert await waiting > 1
+        await has(fabric["farm"], "t", 3)
+        texts = await texts_at(fabric["farm"])
+        assert sorted(set(texts) - {"1"}) == ["0", "2", "3"]
+        assert len(set(texts)) == len(texts)
+        index = await client.publish("t", "4", ack="quorum")
+        assert await last_at(fabric["lab"], "t") >= index
+
+
+async def test_a_home_that_lost_the_coordination_site_may_go_on(fabric: LocalFabric) -> None:
+    async with fabric.connect("farm") as client:
+        await client.create_topic("t", replicas=1, spread="lab", on_partition="continue")
+        assert await client.publish("t", "0", ack="quorum") == 1
+        await fabric.crash("hub")
+        part = fabric.agent("farm").fabric
+        assert part is not None
+        await until(lambda: "hub" not in part.links.up and part._fence is None)
+        assert await publish(client, "t", numbers(20, 1), ack="quorum") == list(range(2, 22))
+        await fabric.start("hub")
+        await until(lambda: "hub" in part.links.up)
+        assert await client.publish("t", "21", ack="quorum") == 22
+        for site in ("farm", "lab"):
+            assert await texts_at(fabric[site]) == numbers(22)
+
+
+async def test_a_home_without_replicas_goes_on_alone(fabric: LocalFabric) -> None:
+    """Nobody could have replaced it."""
+    async with fabric.connect("farm") as client:
+        await client.create_topic("t")
+        await fabric.crash("hub")
+        part = fabric.agent("farm").fabric
+        assert part is not None
+        await until(lambda: "hub" not in part.links.up and part._fence is None)
+        assert await publish(client, "t", numbers(20)) == list(range(1, 21))
+
+
+@needs_wan
+async def test_a_home_that_is_cut_off_and_replaced_takes_nothing_until_it_is_back() -> None:
+    async with WanFabric(SITES, delay=0.002) as fabric:
+
+        async def begin(client: Client) -> None:
+            await client.create_topic("t", replicas=1, spread="lab")
+            await publish(client, "t", numbers(10), ack="quorum")
+
+        await fabric.run("farm", by_client(begin))
+        await fabric.wan.cut("farm")
+        await fabric.run("farm", lambda site: until(lambda: is_shut(site)))
+
+        async def denied(client: Client) -> None:
+            with pytest.raises(Unavailable):
+                await client.publish("t", "never", timeout=2)
+
+        await fabric.run("farm", by_client(denied))
+        assert await fabric.run("farm", lambda site: last_at(site, "t")) == 10
+        await fabric.run("lab", by_client(lambda client: publish(client, "t", numbers(10, 10))))
+        await fabric.wan.heal("farm")
+        await reaches(fabric, "farm", 20)
+        index = await fabric.run("farm", by_client(lambda client: client.publish("t", "20")))
+        await reaches(fabric, "farm", index)
+        await reaches(fabric, "lab", index)
+        for site in ("farm", "lab"):
+            texts = await fabric.run(site, texts_at)
+            assert [text for text in texts if text != "never"] == numbers(21)
+            assert texts.count("never") <= 1  # its outcome was unknown
+
+
+@needs_wan
+@pytest.mark.parametrize("killed", [False, True], ids=["", "site restarted"])
+async def test_a_home_that_went_on_alone_brings_its_events_back_once(killed: bool) -> None:
+    async with WanFabric(SITES, delay=0.002) as fabric:
+
+        async def begin(client: Client) -> None:
+            await client.create_topic("t", replicas=1, spread="lab", on_partition="continue")
+            await publish(client, "t", numbers(10), ack="quorum")
+
+        async def alone(client: Client) -> list[int]:
+            return await publish(client, "t", [f"alone {n}" for n in range(20)])
+
+        async def together(client: Client) -> list[int]:
+            return await publish(client, "t", [f"together {n}" for n in range(30)])
+
+        await fabric.run("farm", by_client(begin))
+        await fabric.wan.cut("farm")
+        await has_lost(fabric, "farm", "hub")
+        assert await fabric.run("farm", by_client(alone)) == list(range(11, 31))
+        if killed:
+            fabric.sites["farm"].kill_engine()
+        assert await fabric.run("lab", by_client(together)) == list(range(11, 41))
+        await fabric.wan.heal("farm")
+        for site in ("lab", "farm"):
+            await reaches(fabric, site, 60)
+            texts = await fabric.run(site, texts_at)
+            assert Counter(texts) == Counter(
+                [
+                    *numbers(10),
+                    *[f"alone {n}" for n in range(20)],
+                    *[f"together {n}" for n in range(30)],
+                ]
+            )
+            for kind in ("alone", "together"):
+                mine = [text for text in texts if text.startswith(kind)]
+                assert mine == [f"{kind} {n}" for n in range(len(mine))]
+
+
+@needs_wan
+async def test_subscribers_at_both_sides_of_a_cut_see_one_log_in_the_end() -> None:
+    """One at the home that went on alone may see events twice: with the index they had there, and
+    with the one that they have now. None is missed."""
+    async with WanFabric(SITES, delay=0.002) as fabric:
+
+        async def begin(client: Client) -> None:
+            await client.create_topic("t", replicas=1, spread="lab", on_partition="continue")
+            await publish(client, "t", numbers(10), ack="quorum")
+
+        async def follow(client: Client) -> list[str]:
+            async with client.subscribe("t", from_index=1) as events:
+                return payloads(await take(events, 30, 60))
+
+        async def alone(client: Client) -> Any:
+            return await publish(client, "t", numbers(10, 20))
+
+        async def together(client: Client) -> Any:
+            return await publish(client, "t", numbers(10, 10))
+
+        await fabric.run("farm", by_client(begin))
+        following = asyncio.create_task(fabric.run("lab", by_client(follow)))
+        await fabric.wan.cut("farm")
+        await has_lost(fabric, "farm", "hub")
+        await fabric.run("farm", by_client(alone))
+        await fabric.run("lab", by_client(together))
+        await fabric.wan.heal("farm")
+        assert await following == numbers(30)
