@@ -93,17 +93,17 @@ async def running_site(durability: Durability = "process") -> AsyncIterator[Stag
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             )
         try:
-            await _answers(data, process)
+            await answers(data, process, data / "up.log")
             async with skerry.connect(data, user="admin") as admin:
                 yield Stage(data, admin, process.pid)
         finally:
-            await asyncio.to_thread(_end, process)
+            await asyncio.to_thread(end, process)
     finally:
         shutil.rmtree(data, ignore_errors=True)
 
 
-async def _answers(data: Path, process: subprocess.Popen[bytes]) -> None:
-    """Wait for the site to answer."""
+async def answers(data: Path, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait for the site to answer; if it does not, raise what it said in `log`."""
     deadline = time.monotonic() + STARTING
     while True:
         with contextlib.suppress(Unavailable):
@@ -111,12 +111,13 @@ async def _answers(data: Path, process: subprocess.Popen[bytes]) -> None:
                 await admin.status()
                 return
         if process.poll() is not None or time.monotonic() > deadline:
-            said = (data / "up.log").read_text(errors="replace")
+            said = log.read_text(errors="replace")
             raise RuntimeError(f"`skerry up` did not come up: {said[-1000:]}")
         await asyncio.sleep(0.02)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Stop a site in order, or else at all."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:

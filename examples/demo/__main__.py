@@ -1,7 +1,9 @@
-"""Skerry's main job in half a minute: durable topics that lose nothing when the engine is killed.
+"""Skerry's main job in half a minute: three sites, one fabric, and nothing lost when sites are.
 
-Starts a site in a temporary folder, has three sensors and an MQTT device publish, has subscribers
-follow, kills the engine once with SIGKILL, and then checks the log event by event.
+Three sites on this machine, each with an engine of its own, become a fabric: a hub, a farm and a
+lab. Publishers and subscribers at all of them work on while the home of a topic is killed and
+replaced, while the topic moves back, and while the hub is away. Then every event is checked, at
+every site.
 
     make demo
 """
@@ -9,139 +11,194 @@ follow, kills the engine once with SIGKILL, and then checks the log event by eve
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 
 import uvloop
-from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 
-from examples.demo.parties import Archive, Dashboard, Device, Sensor
+from examples.demo.parties import Device, Publisher, Sensor, Subscriber
+from examples.demo.screen import Screen
 from skerry import Client
-from skerry.testing import LocalSite
+from skerry.testing import LocalFabric
 
-CALM = 4.0
-"""Seconds of publishing before the engine is killed, and again after it is back."""
-
-
-def picture(
-    site: LocalSite, parties: list[Sensor | Device | Dashboard | Archive], note: str
-) -> Table:
-    """Who has published and received what so far."""
-    engine = site.site.engine
-    state = "[green]up" if site.site.is_up else "[bold red]down, being restarted"
-    table = Table(
-        title=f"site [bold]demo[/]  engine {state}[/]  process {engine.pid or '-'}  "
-        f"restarts {engine.restarts}",
-        caption=note,
-        min_width=78,
-    )
-    table.add_column("who")
-    table.add_column("does")
-    table.add_column("events", justify="right")
-    table.add_column("acknowledged", justify="right")
-    table.add_column("longest wait", justify="right")
-    for party in parties:
-        acked = "" if party.acked is None else f"{party.acked:,}"
-        wait = "" if party.longest is None else f"{party.longest * 1000:.0f} ms"
-        table.add_row(party.name, party.does, f"{party.events:,}", acked, wait)
-    return table
+SITES = ["hub", "farm", "lab"]
+TOPICS = ["sensors", "alarms"]
+CALM = 2.0
+"""Seconds to let things run before and after each act."""
+PATIENCE = 60.0
+"""Seconds after which we stop waiting for something to happen."""
 
 
-async def watch(live: Live, site: LocalSite, parties: list[Sensor | Device | Dashboard | Archive],
-                seconds: float, note: str) -> None:  # fmt: skip
-    """Redraw for so many seconds."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        live.update(picture(site, parties, note))
-        await asyncio.sleep(0.1)
+async def main() -> int:
+    """Run the demonstration; return the exit code."""
+    logging.getLogger("skerry").setLevel(logging.CRITICAL)  # the tables say what happens
+    print("starting three sites, each with an engine of its own ...", flush=True)
+    async with LocalFabric(SITES, each={"lab": {"mqtt_port": 0}}) as fabric, AsyncExitStack() as up:
+        hub, farm, lab = [await up.enter_async_context(fabric.connect(name)) for name in SITES]
+        admin = await up.enter_async_context(fabric.connect("lab", "admin"))
+        # Two replicas: the loss of any one site costs nothing. Should the hub be away, which keeps
+        # the fabric's directory, the home goes on.
+        await farm.create_topic("sensors", replicas=2, ack="quorum", on_partition="continue")
+        # No replicas: what is published while the hub is away waits in the publisher's own site.
+        await hub.create_topic("alarms", ack="outbox")
 
+        field, bench = Sensor(farm, "sensors/field", "quorum"), Sensor(lab, "sensors/bench", "home")
+        fence, door = Sensor(farm, "alarms/fence", "outbox"), Device(fabric["lab"], "alarms/door")
+        publishers: list[Publisher] = [field, bench, fence, door]
+        subscribers = [Subscriber(hub, "sensors"), Subscriber(lab, "alarms", durable="archive")]
+        screen = Screen(fabric, lab, TOPICS, publishers, subscribers)
+        for party in (*map(str, publishers), *map(str, subscribers)):
+            screen.console.print(f"  {party}")
+        screen.say("everybody is at work")
 
-async def check(client: Client, sensors: list[Sensor], device: Device, archive: Archive) -> Table:
-    """Compare what was acknowledged with what the log holds; raise if anything is amiss."""
-    log = [event async for event in client.read("sensors")]
-    stored = Counter(event.data for event in log)
-    table = Table(title="What the log says", min_width=78)
-    for column in ("check", "expected", "found", ""):
-        table.add_column(column, justify="right" if column in ("expected", "found") else "left")
-    faults = []
-
-    def row(what: str, expected: int, found: int) -> None:
-        good = expected == found
-        table.add_row(what, f"{expected:,}", f"{found:,}", "[green]ok" if good else "[red]WRONG")
-        if not good:
-            faults.append(what)
-
-    for sensor in sensors:
-        mine = [json.loads(e.data)["n"] for e in log if e.topic == sensor.topic]
-        row(f"{sensor.name}: acknowledged events stored", sensor.acked or 0, len(mine))
-        row(
-            f"{sensor.name}: in order, none twice",
-            len(mine),
-            sum(a == b for a, b in enumerate(mine)),
-        )
-    row(
-        "MQTT device: acknowledged and stored",
-        len(device.sure),
-        sum(d in stored for d in device.sure),
-    )
-    row("archive: every event of the log delivered", len(log), len(archive.indexes))
-    row("indexes strictly increasing", len(log), len({event.index for event in log}))
-    if faults:
-        raise AssertionError(f"the log is not what was acknowledged: {', '.join(faults)}")
-    return table
-
-
-async def main() -> None:
-    """Run the demonstration."""
-    console = Console()
-    logging.getLogger("skerry").setLevel(logging.CRITICAL)  # the table says what happens
-    console.print("[bold]Skerry[/]: one site, durable topics, and an engine that is killed\n")
-    began = time.monotonic()
-    async with LocalSite(site="demo", mqtt_port=0) as site, site.connect() as client:
-        await client.create_topic("sensors", max_events=1_000_000, max_age=24 * 3600)
-        console.print(f"site is up at {site.site.address}, MQTT on port {site.site.ports.mqtt}")
-        console.print("topic [bold]sensors[/] created: at most 1,000,000 events, a day each\n")
-        sensors = [Sensor(client, f"sensors/roof/{place}") for place in ("north", "east", "south")]
-        device = Device(site, "sensors/cellar")
-        dashboard, archive = Dashboard(client, "sensors"), Archive(client, "sensors")
-        parties: list[Sensor | Device | Dashboard | Archive] = [
-            *sensors,
-            device,
-            dashboard,
-            archive,
-        ]
         stop = asyncio.Event()
-        async with asyncio.TaskGroup() as work:
-            readers = [work.create_task(dashboard.run()), work.create_task(archive.run())]
-            await asyncio.gather(dashboard.ready.wait(), archive.ready.wait())
-            publishers: list[Sensor | Device] = [*sensors, device]
-            writers = [work.create_task(publisher.run(stop)) for publisher in publishers]
-            with Live(console=console, refresh_per_second=10) as live:
-                await watch(live, site, parties, CALM, "publishing")
-                site.kill_engine()
-                if not console.is_terminal:
-                    console.print("the engine was killed with SIGKILL")
-                await watch(live, site, parties, CALM, "the engine was killed with SIGKILL")
+        async with asyncio.TaskGroup() as group:
+            reading = [group.create_task(subscriber.run()) for subscriber in subscribers]
+            await asyncio.gather(*(subscriber.ready.wait() for subscriber in subscribers))
+            writing = [group.create_task(publisher.run(stop)) for publisher in publishers]
+            async with screen.shown():
+                await asyncio.sleep(CALM)
+                await lose_the_home(screen, fabric, lab, bench)
+                await move_back(screen, admin, publishers)
+                await lose_the_hub(screen, fabric, field, fence, door)
+                screen.say("publishers stop; waiting until everything is everywhere")
                 stop.set()
-                await asyncio.gather(*writers)
-                latest = await client.latest_index("sensors")
-                async with asyncio.timeout(30):
-                    while len(archive.indexes) < latest:
-                        await watch(live, site, parties, 0.2, "waiting for the archive")
-                live.update(picture(site, parties, "done"))
-            for reader in readers:
-                reader.cancel()
-        console.print(await check(client, sensors, device, archive))
-        console.print(
-            f"\n{latest:,} events through an engine crash, "
-            f"[bold green]nothing lost, nothing doubled[/], in {time.monotonic() - began:.0f} s.\n"
-            "Next: skerry up, then skerry --help"
-        )
+                await asyncio.gather(*writing)
+                clients = {"hub": hub, "farm": farm, "lab": lab}
+                await all_arrived(clients, publishers, subscribers)
+            for task in reading:
+                task.cancel()
+        return await check(screen, clients, publishers, subscribers)
+
+
+async def lose_the_home(screen: Screen, fabric: LocalFabric, lab: Client, bench: Sensor) -> None:
+    """Act 1: the site that is the home of a topic is killed, another takes its place."""
+    screen.say("act 1: farm, the home of sensors, is killed with SIGKILL")
+    bench.longest_gap = 0.0
+    await fabric.crash("farm")
+    await until(lambda: is_elsewhere(lab, "farm"))
+    await asyncio.sleep(CALM)
+    home = (await lab.topic("sensors")).home
+    screen.say(
+        f"  {home} is the home now; the publisher at lab waited {bench.longest_gap * 1000:.0f} ms "
+        "at the longest"
+    )
+    await fabric.start("farm")
+    screen.say("  farm is back, as a replica, and its own publishers go on")
+    await asyncio.sleep(CALM)
+
+
+async def is_elsewhere(client: Client, site: str) -> bool:
+    """Whether `sensors` has a home other than `site`."""
+    return (await client.topic("sensors")).home != site
+
+
+async def move_back(screen: Screen, admin: Client, publishers: Sequence[Publisher]) -> None:
+    """Act 2: a topic moves to another site while its clients go on."""
+    screen.say("act 2: sensors moves back to farm while its clients go on")
+    for publisher in publishers:
+        publisher.longest_gap = 0.0
+    began = time.monotonic()
+    topic = await admin.move_topic("sensors", "farm")
+    took = time.monotonic() - began
+    await asyncio.sleep(CALM)
+    gap = max(publisher.longest_gap for publisher in publishers)
+    screen.say(
+        f"  {topic.home} is the home, epoch {topic.epoch}, after {took * 1000:.0f} ms; no publisher"
+        f" waited longer than {gap * 1000:.0f} ms"
+    )
+
+
+async def lose_the_hub(
+    screen: Screen, fabric: LocalFabric, field: Sensor, fence: Sensor, door: Device
+) -> None:
+    """Act 3: the hub goes away, and with it the home of `alarms` and the fabric's directory."""
+    screen.say("act 3: hub is killed; it is the home of alarms and keeps the directory")
+    await fabric.crash("hub")
+    before = field.acked, fence.acked, door.acked
+    await asyncio.sleep(2 * CALM)
+    sensors, farm, lab = (
+        now - then for now, then in zip((field.acked, fence.acked, door.acked), before, strict=True)
+    )
+    screen.say(f"  meanwhile sensors took {sensors} events of the publisher at farm, by quorum,")
+    screen.say(f"  and the outboxes of farm and lab took {farm} and {lab} alarms, for later")
+    await fabric.start("hub")
+    screen.say("  hub is back, and reads the outboxes")
+    await asyncio.sleep(CALM)
+
+
+async def all_arrived(
+    clients: dict[str, Client], publishers: Sequence[Publisher], subscribers: Sequence[Subscriber]
+) -> None:
+    """Wait until every copy, and every subscriber, has what was acknowledged."""
+    sent: defaultdict[str, int] = defaultdict(int)
+    for publisher in publishers:
+        sent[publisher.topic.split("/")[0]] += publisher.acked
+
+    async def is_complete() -> bool:
+        for client in clients.values():
+            for topic, count in sent.items():
+                if await client.latest_index(topic) < count:
+                    return False
+        return all(len(set(party.seen)) >= sent[party.topic] for party in subscribers)
+
+    await until(is_complete)
+
+
+async def check(
+    screen: Screen,
+    clients: dict[str, Client],
+    publishers: Sequence[Publisher],
+    subscribers: Sequence[Subscriber],
+) -> int:
+    """Compare every site's copy with what was acknowledged; return the exit code."""
+    screen.say("checking every event of every copy")
+    table = Table("publisher", title="each event once, in order?", min_width=78)
+    for column in ("acknowledged", *(f"copy at {site}" for site in clients)):
+        table.add_column(column, justify="right")
+    logs = {
+        (site, topic): [event async for event in client.read(topic)]
+        for site, client in clients.items()
+        for topic in TOPICS
+    }
+    faults = 0
+    for publisher in publishers:
+        verdicts = []
+        for site in clients:
+            log = logs[site, publisher.topic.split("/")[0]]
+            found = [int(event.data) for event in log if event.topic == publisher.topic]
+            is_right = found == list(range(publisher.acked))
+            faults += not is_right
+            verdicts.append(f"{len(found):,} {'[green]ok' if is_right else '[bold red]WRONG'}")
+        table.add_row(publisher.topic, f"{publisher.acked:,}", *verdicts)
+    screen.console.print(table)
+    for subscriber in subscribers:
+        stored = [event.index for event in logs[subscriber.site, subscriber.topic]]
+        # A durable subscription may be given an event again that it has acknowledged.
+        is_right = list(dict.fromkeys(subscriber.seen)) == stored
+        faults += not is_right
+        verdict = "got every event" if is_right else "[bold red]WRONG: did not get every event[/]"
+        screen.say(f"{subscriber}: {verdict}")
+    total = sum(publisher.acked for publisher in publishers)
+    story = f"{total:,} events through the loss of a home, a move and the loss of the hub:"
+    if faults:
+        screen.say(f"{story}\n[bold red]{faults} checks failed[/]")
+        return 1
+    screen.say(f"{story}\n[bold green]nothing lost, nothing doubled, all in order[/]")
+    screen.say("Next: docs/fabric.md, or skerry fabric init")
+    return 0
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until `condition` holds."""
+    async with asyncio.timeout(PATIENCE):
+        while not await condition():
+            await asyncio.sleep(0.05)
 
 
 if __name__ == "__main__":

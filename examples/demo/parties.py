@@ -3,138 +3,119 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import math
 import time
-from functools import partial
 
 import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
 
 from skerry import Client
 from skerry.engine.address import find_address
+from skerry.model.topic import Ack
 from skerry.testing import LocalSite
 
-RATE = 500
-"""Events a second that each sensor publishes."""
+PAUSE = 0.01
+"""Seconds between two events of one publisher."""
 
 
-class Sensor:
-    """Publishes through the SDK, many events in flight."""
+class Publisher:
+    """Publishes 0, 1, 2, … to a sub-topic of its own, and knows what was acknowledged."""
 
-    does = "SDK, publishes"
-
-    def __init__(self, client: Client, topic: str) -> None:
-        self.name = topic.rpartition("/")[2] + " sensor"
+    def __init__(self, site: str, topic: str, does: str) -> None:
+        self.site = site
         self.topic = topic
-        self.events = 0
-        self.acked: int | None = 0
-        self.longest: float | None = 0.0
-        self._client = client
+        self.does = does
+        self.sent = 0
+        self.acked = 0
+        self.longest_gap = 0.0
+        """Seconds between two acknowledgements, at the most, since this was last set to 0."""
+        self._last = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.site:4} publishes to {self.topic} ({self.does})"
 
     async def run(self, stop: asyncio.Event) -> None:
         """Publish until told to stop; then wait for every acknowledgement."""
-        async with self._client.publisher("sensors") as publisher:
+        raise NotImplementedError
+
+    def _acknowledged(self) -> None:
+        now = time.monotonic()
+        if self.acked:
+            self.longest_gap = max(self.longest_gap, now - self._last)
+        self._last = now
+        self.acked += 1
+
+
+class Sensor(Publisher):
+    """Publishes through the SDK: many events in flight, each acknowledged at level `ack`."""
+
+    def __init__(self, client: Client, topic: str, ack: Ack) -> None:
+        super().__init__(client.site, topic, f"SDK, acknowledged at level {ack}")
+        self._client = client
+        self._ack = ack
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Publish until told to stop; then wait for every acknowledgement."""
+        async with self._client.publisher(self.topic.split("/")[0], ack=self._ack) as publisher:
             while not stop.is_set():
-                temperature = 20 + 5 * math.sin(self.events / 500)
-                data = json.dumps({"n": self.events, "celsius": round(temperature, 2)})
-                ack = await publisher.send(data, topic=self.topic)
-                ack.add_done_callback(partial(self._acknowledged, time.monotonic()))
-                self.events += 1
-                await asyncio.sleep(1 / RATE)
+                ack = await publisher.send(str(self.sent), topic=self.topic)
+                ack.add_done_callback(self._done)
+                self.sent += 1
+                await asyncio.sleep(PAUSE)
 
-    def _acknowledged(self, sent: float, ack: asyncio.Future[int]) -> None:
-        ack.result()
-        self.acked = (self.acked or 0) + 1
-        self.longest = max(self.longest or 0.0, time.monotonic() - sent)
+    def _done(self, ack: asyncio.Future[int]) -> None:
+        if ack.exception() is None:  # if not, leaving the publisher's block raises it
+            self._acknowledged()
 
 
-class Device:
+class Device(Publisher):
     """A plain MQTT 3.1.1 client that knows nothing of Skerry: publishes with QoS 1."""
 
-    name = "MQTT device"
-    does = "plain MQTT, publishes"
-
     def __init__(self, site: LocalSite, topic: str) -> None:
-        self.events = 0
-        self.sure: set[bytes] = set()
-        self.longest: float | None = None
-        self._topic = topic
-        self._waiting: dict[int, bytes] = {}
+        super().__init__(site.settings.site, topic, "plain MQTT, QoS 1")
         self._address = find_address(site.data, user="plain")
         self._port = site.site.ports.mqtt or 0
 
-    @property
-    def acked(self) -> int | None:
-        """How many publishes the engine has acknowledged."""
-        return len(self.sure)
-
     async def run(self, stop: asyncio.Event) -> None:
         """Publish until told to stop; then wait for every acknowledgement."""
-        client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id="cellar")
+        client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id="door")
         client.username_pw_set(self._address.user, self._address.password)
-        client.reconnect_delay_set(1, 1)
-        client.on_publish = lambda _c, _u, mid, _r, _p: self.sure.add(self._waiting.pop(mid, b""))
+        client.on_publish = lambda *_: self._acknowledged()
         client.connect(self._address.host, self._port)
         client.loop_start()
         try:
             while not stop.is_set():
-                data = json.dumps({"n": self.events, "celsius": 12.5}).encode()
-                self._waiting[client.publish(f"p/{self._topic}", data, qos=1).mid] = data
-                self.events += 1
-                await asyncio.sleep(0.02)
+                client.publish(f"p/{self.topic}", str(self.sent), qos=1)
+                self.sent += 1
+                await asyncio.sleep(PAUSE)
             async with asyncio.timeout(20):
-                while self._waiting:
+                while self.acked < self.sent:
                     await asyncio.sleep(0.05)
         finally:
             client.disconnect()
             client.loop_stop()
-            self.sure.discard(b"")
 
 
-class Dashboard:
-    """Follows the topic live."""
+class Subscriber:
+    """Follows a topic at its own site: live, or by a durable subscription."""
 
-    name = "dashboard"
-    does = "SDK, live"
-    acked: int | None = None
-    longest: float | None = None
-
-    def __init__(self, client: Client, topic: str) -> None:
-        self.events = 0
+    def __init__(self, client: Client, topic: str, durable: str | None = None) -> None:
+        self.site = client.site
+        self.topic = topic
+        self.does = "live" if durable is None else "durable"
+        self.seen: list[int] = []
+        """The indexes that came, in that order."""
         self.ready = asyncio.Event()
-        self._client, self._topic = client, topic
+        self._client = client
+        self._durable = durable
+
+    def __str__(self) -> str:
+        return f"{self.site:4} subscribes to {self.topic} ({self.does})"
 
     async def run(self) -> None:
-        """Count what comes."""
-        async with self._client.subscribe(self._topic) as subscription:
+        """Take what comes."""
+        async with self._client.subscribe(self.topic, durable=self._durable) as events:
             self.ready.set()
-            async for _ in subscription:
-                self.events += 1
-
-
-class Archive:
-    """Follows the topic by a durable subscription and acknowledges each event."""
-
-    name = "archive"
-    does = "SDK, durable"
-    acked: int | None = None
-    longest: float | None = None
-
-    def __init__(self, client: Client, topic: str) -> None:
-        self.indexes: set[int] = set()
-        self.ready = asyncio.Event()
-        self._client, self._topic = client, topic
-
-    @property
-    def events(self) -> int:
-        """How many different events came."""
-        return len(self.indexes)
-
-    async def run(self) -> None:
-        """Take and acknowledge what comes."""
-        async with self._client.subscribe(self._topic, durable="archive") as subscription:
-            self.ready.set()
-            async for event in subscription:
-                self.indexes.add(event.index)
-                subscription.ack(event)
+            async for event in events:
+                self.seen.append(event.index)
+                if self._durable is not None:
+                    events.ack(event)

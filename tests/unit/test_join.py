@@ -16,6 +16,7 @@ from skerry.engine.address import Address
 from skerry.engine.binary import find_binary
 from skerry.engine.conf import Ports
 from skerry.engine.folder import Folder
+from skerry.engine.nkeys import new_pair
 from skerry.errors import BadSetting, FolderCorrupt, JoinRefused, NotInFabric, SiteTaken
 from skerry.fabric.join import (
     MARK,
@@ -156,7 +157,7 @@ def test_a_fabric_begins_once(tmp_path: Path) -> None:
 def request(**changes: object) -> JoinRequest:
     asked = JoinRequest(
         token="t", name="lab", tier="edge", version=VERSION, protocol=PROTOCOL,
-        link=None, tls=False, ca="", key="U",
+        link=None, tls=False, ca="", key=new_pair()[1],
     )  # fmt: skip
     return msgspec.structs.replace(asked, **changes)
 

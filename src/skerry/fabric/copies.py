@@ -91,6 +91,13 @@ class Local:
         return self.touched > 0
 
 
+class Holding(msgspec.Struct):
+    """The log at a site that others may follow: the epoch of its history, its first index."""
+
+    root: int
+    first: int
+
+
 class Copies:
     """All logs of one site."""
 
@@ -705,16 +712,33 @@ class Copies:
                 self._choose_parent(local, entry)
             if local.parent not in self._links.up:
                 return None
-        if question.start > 1 and local.kind == "copy":
-            first = await self._first_at(local.parent, local.stream)
-            if first is not None and first > question.start:
-                log.warning(
-                    "the copy of %s here ends at %d, and %s keeps events from %d on; rebuilding it",
-                    local.name, question.start - 1, local.parent, first,
-                )  # fmt: skip
-                self._replace(local)
-                return None
+        try:
+            data = await self._peers.ask(local.parent, "peer.holding", {"name": local.name}, 1.0)
+        except SkerryError:
+            return None
+        holding = msgspec.json.decode(data, type=Holding | None)
+        if holding is None or holding.root != entry.epoch:
+            # It has not heard of this epoch yet, and may hold events that are not in its history.
+            if local.parent != entry.home and self.site not in entry.members:
+                local.parent = entry.home
+                self._links.want(entry.home)
+            return None
+        if 1 < question.start < holding.first:
+            log.warning(
+                "the copy of %s here ends at %d, and %s keeps events from %d on; rebuilding it",
+                local.name, question.start - 1, local.parent, holding.first,
+            )  # fmt: skip
+            self._replace(local)
+            return None
         return local.parent
+
+    async def holding(self, name: str) -> Holding | None:
+        """What a copy elsewhere that wants to follow the log here must know of it."""
+        local = self._local(name)
+        info = await self._jetstream.stream(local.stream)
+        if info is None or local.kind == "":
+            return None
+        return Holding(local.copy.root, info["state"]["first_seq"])
 
     def on_link(self, peer: str, is_up: bool) -> None:
         """A link changed: mirrors and sources that use it must be told, or would wait."""
@@ -736,10 +760,6 @@ class Copies:
                 and not self.relay.is_reading(local.stream, peer)
             ):
                 self.relay.again(local.stream, peer)
-
-    async def _first_at(self, site: str, stream: str) -> int | None:
-        info = await self._info_at(site, stream, 1.0)
-        return None if info is None else int(info["state"]["first_seq"])
 
     async def _info_at(self, site: str, stream: str, timeout: float) -> dict[str, Any] | None:
         try:

@@ -373,6 +373,7 @@ class Fabric(Listener):
         serve("peer.subscription.take", self._take)
         serve("peer.homes", self._homes)
         serve("peer.hold", self._hold)
+        serve("peer.holding", self._holding)
         serve("peer.removed", self._removed)
         if self.leader is not None:
             serve("join", self._join)
@@ -467,6 +468,9 @@ class Fabric(Listener):
         for site in sites:
             self.links.want(site)
         return [site for site in sites if not self.links.can_reach(site)]
+
+    async def _holding(self, data: bytes) -> object:
+        return await self.copies.holding(msgspec.json.decode(data, type=TopicName).name)
 
     async def _hold(self, data: bytes) -> None:
         await self.copies.ensure(msgspec.json.decode(data, type=TopicName).name)

@@ -135,6 +135,7 @@ class Relay:
 
     async def _answer(self, question: Question, call: str, reply: str, data: bytes) -> None:
         deadline = self._connection.now() + HELD
+        wait = 0.01
         while self._connection.now() < deadline:
             changed = self._changed
             try:
@@ -153,5 +154,6 @@ class Relay:
             except TimeoutError:
                 pass
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(0.2):
+                async with asyncio.timeout(wait):
                     await changed.wait()
+            wait = min(wait * 1.5, 0.2)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
+from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -16,12 +18,19 @@ from skerry.engine.link import Down
 from skerry.engine.pull import NANO
 from skerry.errors import AgedOut, SkerryError
 from skerry.log.follow import Start, Subscription
-from skerry.model.event import Event
+from skerry.model.event import Event, index_of, parse_headers, timestamp_of
+
+log = logging.getLogger("skerry.subscription")
 
 WINDOW = 16384
 """Events that a live subscription holds at the most if nobody says otherwise; bytes are bounded as
 well, at 32 MB. With 1024 the engine has to wait for the reader's next request, and reading is a
 fifth slower (measured)."""
+
+RECENT = 64
+"""Batches of which a subscription in a fabric remembers what it took."""
+CATCH_UP = 5.0
+"""Seconds that a log may take to come to where a reader is, before it counts as another one."""
 
 IDLE_CONSUMER = 60.0
 """Seconds after which the engine forgets the consumer of a reader that vanished."""
@@ -38,6 +47,8 @@ class LiveSubscription(Subscription):
         self._suspects: list[int] = []
         self._held_back: list[tuple[list[Event], int]] = []
         self._checking: asyncio.Task[None] | None = None
+        self._recent: deque[list[bytes]] = deque(maxlen=RECENT)
+        """What was taken last, by the engine's reply subjects: they tell index and time."""
 
     async def drain(self, end: int) -> AsyncGenerator[Event, None]:
         """Events up to index `end`, as far as the log still has them; then stop."""
@@ -72,6 +83,8 @@ class LiveSubscription(Subscription):
         if self._whole and events[-1].index != self._position + len(events):
             self._suspect(events)
         self._position = events[-1].index
+        if self._settle is not None:
+            self._recent.append([event.reply for event in events])
         if self._checking is None:
             self._hold(events, size)
         else:
@@ -110,7 +123,50 @@ class LiveSubscription(Subscription):
         finally:
             self._checking = None
 
+    async def _check_place(self) -> None:
+        """The log here may have been replaced, or be another site's: if the last events taken are
+        not in it, because they were lost with a home before they counted, go back to where both
+        agree. What was handed out meanwhile is not taken back; what took its place follows."""
+        taken = [reply for batch in self._recent for reply in batch]
+        deadline = self._connection.now() + CATCH_UP
+        while taken and not await self._holds(taken[-1]):
+            info = await self._jetstream.stream(self._stream)
+            last = info["state"]["last_seq"] if info else 0
+            if last < index_of(taken[-1]) and self._connection.now() < deadline:
+                await asyncio.sleep(0.05)  # it is catching up
+                continue
+            low, high = 0, len(taken)
+            while low < high:
+                middle = (low + high) // 2
+                if await self._holds(taken[middle]):
+                    low = middle + 1
+                else:
+                    high = middle
+            place = index_of(taken[low - 1]) if low else index_of(taken[0]) - 1
+            log.warning(
+                "events of %s behind index %d were lost with their home; reading on from there",
+                self.topic,
+                place,
+            )
+            self._position = place
+            self._recent.clear()
+            return
+
+    async def _holds(self, reply: bytes) -> bool:
+        """Whether the log here has the event with that reply, and not another at its index."""
+        answer = await self._jetstream.ask(
+            f"{self._jetstream.prefix}DIRECT.GET.{self._stream}",
+            b'{"seq":%d}' % index_of(reply),
+            recovering=False,
+        )
+        if answer.status:
+            return False
+        time = parse_headers(answer.head)["Nats-Time-Stamp"]
+        return timestamp_of(time) == int(reply.rsplit(b".", 2)[1])
+
     async def _find_consumer(self) -> None:
+        if self._placed and self._settle is not None:
+            await self._check_place()
         start = Start(index=self._position + 1) if self._placed else self._start
         self._consumer = f"live-{secrets.token_hex(8)}"
         answer = await self._create(

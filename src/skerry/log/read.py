@@ -16,7 +16,7 @@ from skerry.log.follow import Start, Subscription
 from skerry.log.live import LiveSubscription
 from skerry.log.route import Routes
 from skerry.log.topics import unknown_topic
-from skerry.model.event import Event, parse_headers, reply_of
+from skerry.model.event import Event, parse_headers, reply_of, timestamp_of
 from skerry.model.names import (
     check_subscription,
     check_topic,
@@ -202,10 +202,7 @@ def _stored(head: bytes, data: bytes) -> Event:
     """An event as direct get answers it: its place stands in the headers."""
     fields = parse_headers(head)
     own = [line for line in head.split(b"\r\n") if line and not line.startswith(_META)]
-    time = fields["Nats-Time-Stamp"]
-    whole, _, fraction = time.rstrip("Z").partition(".")
-    seconds = int(datetime.fromisoformat(whole + "+00:00").timestamp())
-    nanoseconds = seconds * 1_000_000_000 + int(fraction.ljust(9, "0") or 0)
+    nanoseconds = timestamp_of(fields["Nats-Time-Stamp"])
     index = int(fields["Nats-Sequence"])
     subject = fields["Nats-Subject"].encode()
     return Event(subject, index, b"\r\n".join(own), data, reply_of(index, nanoseconds))

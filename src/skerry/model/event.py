@@ -106,6 +106,13 @@ def parse_headers(head: bytes) -> dict[str, str]:
     return headers
 
 
+def timestamp_of(text: str) -> int:
+    """A time as the engine writes it in a header → nanoseconds since 1970."""
+    whole, _, fraction = text.rstrip("Z").partition(".")
+    seconds = int(datetime.fromisoformat(whole + "+00:00").timestamp())
+    return seconds * 1_000_000_000 + int(fraction.ljust(9, "0") or 0)
+
+
 def status_of(head: bytes) -> int:
     """The status code of a header block (`NATS/1.0 503 …`), 0 if it carries none."""
     return int(head[9:12]) if head[8:9] == b" " and head[9:12].isdigit() else 0

@@ -1,0 +1,222 @@
+"""A fabric to play on: each site is a `skerry up` of its own, as it is where people run it.
+
+Three sites in one process would share an event loop, and a failover or a move would wait for
+whatever the others do (measured: 2 to 3 ms more of a gap on loopback). The benchmark's clients live
+in *places*: a thread with an event loop each, in the network of a site where the network is an
+emulated one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import uvloop
+
+import skerry
+from bench.stage import STARTING, answers, end
+from skerry.client.services import ask
+from skerry.engine.binary import find_binary
+from skerry.engine.folder import Folder
+from skerry.fabric.join import begin
+from skerry.fabric.promotion import State
+from skerry.testing.wan import Wan
+
+T = TypeVar("T")
+
+DELAY = 0.04
+"""Seconds one way between any two sites of an emulated wide-area network."""
+PATIENCE = 30.0
+"""Seconds after which what is waited for has failed."""
+
+
+class Place:
+    """A thread with an event loop, in a site's network."""
+
+    def __init__(self, inside: contextlib.AbstractContextManager[None]) -> None:
+        self._inside = inside
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._main, daemon=True)
+        self._thread.start()
+
+    def _main(self) -> None:
+        with self._inside:
+            self._loop.run_forever()
+        self._loop.close()
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Have `work` done there."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+
+class Fabric:
+    """Running sites, the first of them the coordination site."""
+
+    def __init__(self, names: Sequence[str], root: Path, wan: Wan | None) -> None:
+        self.names = names
+        self.root = root
+        self.wan = wan
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._places: dict[str, Place] = {}
+        self._topics = 0
+
+    @contextlib.contextmanager
+    def _inside(self, name: str) -> Iterator[None]:
+        with self.wan.inside(name) if self.wan else contextlib.nullcontext():
+            yield
+
+    async def at(self, name: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run `work()` in the network of a site, in a thread of that site."""
+        if name not in self._places:
+            self._places[name] = await asyncio.to_thread(Place, self._inside(name))
+        return await self._places[name].run(work())
+
+    def data(self, name: str) -> Path:
+        """A site's data folder."""
+        return self.root / name
+
+    def connect(self, name: str, user: str = "sdk") -> skerry.Client:
+        """A client of a site; to be used at that site."""
+        return skerry.connect(self.data(name), user=user)
+
+    async def asked(
+        self, name: str, question: Callable[[skerry.Client], Awaitable[T]], user: str = "admin"
+    ) -> T:
+        """What `question(client)` returns, asked at a site."""
+
+        async def work() -> T:
+            async with self.connect(name, user) as client:
+                return await question(client)
+
+        return await self.at(name, work)
+
+    async def kill_engine(self, name: str) -> float:
+        """Kill a site's engine, which its agent starts anew; return when that was."""
+        pid = (await self.asked(name, lambda client: client.status())).engine_pid
+        assert pid is not None
+        moment = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        return moment
+
+    async def create(self, **settings: Any) -> str:
+        """A fresh topic; return its name once every site knows it."""
+        self._topics += 1
+        topic = f"bench-{self._topics:04d}"
+        await self.asked(self.names[0], lambda client: client.create_topic(topic, **settings))
+        await self.settled(topic)
+        return topic
+
+    async def settled(self, topic: str) -> None:
+        """Wait until every member's copy belongs to the newest epoch and all end alike."""
+
+        async def state(site: str) -> State | None:
+            async def question(client: skerry.Client) -> bytes:
+                assert client._opened is not None
+                return await ask(client._opened.jetstream, site, "peer.state", {"name": topic})
+
+            return msgspec.json.decode(await self.asked(site, question), type=State | None)
+
+        async def is_settled() -> bool:
+            found = await self.asked(self.names[0], lambda client: client.topic(topic))
+            states = await asyncio.gather(*map(state, (found.home, *found.replicas)))
+            labels = {s.label for s in states if s} | {0 for s in states if s is None}
+            return labels == {found.epoch} and len({s.last for s in states if s}) == 1
+
+        await until(is_settled, f"{topic} to settle")
+
+    async def move(self, topic: str, to: str) -> None:
+        """Have a topic's home at `to`, settled."""
+        await self.settled(topic)
+        await self.asked(self.names[0], lambda client: client.move_topic(topic, to))
+        await self.settled(topic)
+
+    async def start(self, name: str, token: str | None) -> None:
+        """Start a site; with a token it joins."""
+        script = str(Path(sys.executable).with_name("skerry"))
+        data, log = self.data(name), self.root / f"{name}.log"
+        command = [
+            script, "up", "--site", name, "--data", str(data), "--port", "0", "--link-port", "0",
+            "--tier", "hub" if token is None else "edge",
+        ]  # fmt: skip
+        if self.wan:
+            command += ["--host", self.wan.address(name), "--insecure"]
+        environment = {**os.environ, **({"SKERRY_JOIN": token} if token else {})}
+        with log.open("wb") as out, self._inside(name):
+            process = self._processes[name] = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+                env=environment,
+            )  # fmt: skip
+
+        async def is_up() -> bool:
+            # Answering is not enough: for a moment a site that joins lacks the directory, and a
+            # client that comes then takes it for one without a fabric.
+            return " is up at " in log.read_text(errors="replace")
+
+        await self.at(name, lambda: answers(data, process, log))
+        await until(is_up, f"{name} to be up", STARTING)
+
+    async def stop(self) -> None:
+        """Stop all sites."""
+        for place in self._places.values():
+            await asyncio.to_thread(place.stop)
+        await asyncio.gather(
+            *(asyncio.to_thread(end, process) for process in self._processes.values())
+        )
+
+
+@contextlib.asynccontextmanager
+async def running_fabric(names: Sequence[str], delay: float | None = None) -> AsyncIterator[Fabric]:
+    """Fresh sites, linked: on loopback, or with `delay` seconds one way between any two."""
+    root = Path(tempfile.mkdtemp(prefix="skerry-bench-"))
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            wan = None
+            if delay is not None:
+                wan = await stack.enter_async_context(Wan(names, delay=delay))
+            fabric = Fabric(names, root, wan)
+            stack.push_async_callback(fabric.stop)
+            folder = Folder.open(fabric.data(names[0]), names[0], find_binary()[1])
+            try:
+                begin(folder, "bench")
+            finally:
+                folder.close()
+            await fabric.start(names[0], None)
+            for name in names[1:]:
+                token = await fabric.asked(names[0], lambda client: client.join_token())
+                await fabric.start(name, token)
+
+            async def all_up() -> bool:
+                return all(s.up for s in await fabric.asked(names[0], lambda c: c.sites()))
+
+            await until(all_up, "the sites to be linked")
+            yield fabric
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+async def until(
+    condition: Callable[[], Awaitable[bool]], what: str, seconds: float = PATIENCE
+) -> None:
+    """Wait for a condition; raise if it does not come true."""
+    deadline = time.monotonic() + seconds
+    while not await condition():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"waited {seconds:.0f} s for {what}")
+        await asyncio.sleep(0.05)
