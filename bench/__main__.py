@@ -13,7 +13,7 @@ import sys
 import msgspec
 import uvloop
 
-from bench import latency, memory, publish, subscribe
+from bench import failover, latency, memory, publish, subscribe
 from bench.harness import Figure, machine, now, progress, save, show
 
 BENCHMARKS = [
@@ -21,6 +21,7 @@ BENCHMARKS = [
     *subscribe.BENCHMARKS,
     *latency.BENCHMARKS,
     *memory.BENCHMARKS,
+    *failover.BENCHMARKS,
 ]
 ORDER = [id for benchmark in BENCHMARKS for id in benchmark.ids]
 
@@ -30,6 +31,8 @@ TARGETS = {
     "subscribe.1k.vs_raw": (">=", 0.7),
     "publish.latency.vs_natspy": ("<=", 1.3),
     "site.idle_mb": ("<", 120.0),
+    "failover.gap_ms": ("<", 50.0),
+    "failover.vs_r3": ("<=", 0.0333),
 }
 """What is aimed for. Reported beside the figures, and never a reason to fail."""
 
@@ -43,7 +46,10 @@ async def run(prefix: str) -> list[Figure]:
     """Run what makes figures that begin with `prefix`, and return those."""
     figures: list[Figure] = []
     for benchmark in BENCHMARKS:
-        if any(is_chosen(id, prefix) for id in benchmark.ids):
+        chosen = [id for id in benchmark.ids if is_chosen(id, prefix)]
+        if chosen and (reason := benchmark.unavailable()) is not None:
+            progress(f"{', '.join(chosen)}: skipped: {reason}\n")
+        elif chosen:
             made = [msgspec.structs.replace(f, date=now()) for f in await benchmark.run()]
             assert [figure.id for figure in made] == list(benchmark.ids)
             figures += [figure for figure in made if is_chosen(figure.id, prefix)]

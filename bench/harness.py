@@ -53,6 +53,8 @@ class Benchmark(msgspec.Struct, frozen=True):
 
     ids: Sequence[str]
     run: Callable[[], Awaitable[list[Figure]]]
+    unavailable: Callable[[], str | None] = lambda: None
+    """Why it cannot run here; None: it can."""
 
 
 Samples = dict[str, list[float]]

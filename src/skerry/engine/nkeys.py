@@ -16,7 +16,14 @@ def new_pair() -> tuple[str, str]:
     key = Ed25519PrivateKey.generate()
     prefix = bytes([_SEED | (_USER >> 5), (_USER & 31) << 3])
     seed = _text(prefix + key.private_bytes_raw())
-    return seed, _text(bytes([_USER]) + key.public_key().public_bytes_raw())
+    return seed, public_key(seed)
+
+
+def public_key(seed: str) -> str:
+    """The public key of a seed."""
+    raw = base64.b32decode(seed + "=" * (-len(seed) % 8))
+    key = Ed25519PrivateKey.from_private_bytes(raw[2:-2])
+    return _text(bytes([_USER]) + key.public_key().public_bytes_raw())
 
 
 def is_public_key(text: str) -> bool:

@@ -26,7 +26,7 @@ from skerry.directory.store import Store
 from skerry.engine.conf import Inbound, Outbound, Ports, Wiring, write_conf
 from skerry.engine.folder import Folder
 from skerry.engine.link import Down
-from skerry.engine.nkeys import new_pair
+from skerry.engine.nkeys import new_pair, public_key
 from skerry.engine.system import LinkState, System
 from skerry.engine.wire import Connection
 from skerry.errors import Conflict, SkerryError, Unavailable
@@ -261,13 +261,15 @@ class Links:
                 return
 
     def _with_key(self, record: LinkRecord) -> LinkRecord:
-        """Add our public key where we are to dial."""
+        """Add our public key where we are to dial: one key a peer, whoever of us asks first."""
         if record.dialer != self.site or record.key:
             return record
-        seed, key = new_pair()
-        self._membership.seeds[record.acceptor] = seed
-        self._membership.save(self._folder.path)
-        return msgspec.structs.replace(record, key=key, ready=False)
+        seed = self._membership.seeds.get(record.acceptor)
+        if seed is None:
+            seed, _ = new_pair()
+            self._membership.seeds[record.acceptor] = seed
+            self._membership.save(self._folder.path)
+        return msgspec.structs.replace(record, key=public_key(seed), ready=False)
 
     async def _keep_wired(self) -> None:
         """Follow the records; drop wants that nobody renews."""
