@@ -13,7 +13,7 @@ import sys
 import msgspec
 import uvloop
 
-from bench import failover, latency, memory, publish, subscribe
+from bench import failover, join, latency, local, memory, move, publish, subscribe, wan
 from bench.harness import Figure, machine, now, progress, save, show
 
 BENCHMARKS = [
@@ -21,7 +21,11 @@ BENCHMARKS = [
     *subscribe.BENCHMARKS,
     *latency.BENCHMARKS,
     *memory.BENCHMARKS,
+    *local.BENCHMARKS,
     *failover.BENCHMARKS,
+    *move.BENCHMARKS,
+    *wan.BENCHMARKS,
+    *join.BENCHMARKS,
 ]
 ORDER = [id for benchmark in BENCHMARKS for id in benchmark.ids]
 
@@ -33,6 +37,7 @@ TARGETS = {
     "site.idle_mb": ("<", 120.0),
     "failover.gap_ms": ("<", 50.0),
     "failover.vs_r3": ("<=", 0.0333),
+    "wan.overhead_ms": ("<", 1.5),
 }
 """What is aimed for. Reported beside the figures, and never a reason to fail."""
 

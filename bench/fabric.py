@@ -1,4 +1,4 @@
-"""A fabric to play on: each site is a `skerry up` of its own, as it is where people run it.
+"""A fabric to play on: each site in a process of its own, as it is where people run it.
 
 Three sites in one process would share an event loop, and a failover or a move would wait for
 whatever the others do (measured: 2 to 3 ms more of a gap on loopback). The benchmark's clients live
@@ -26,11 +26,9 @@ import msgspec
 import uvloop
 
 import skerry
-from bench.stage import STARTING, answers, end
+from bench.site import READY, Spec
+from bench.stage import STARTING, end
 from skerry.client.services import ask
-from skerry.engine.binary import find_binary
-from skerry.engine.folder import Folder
-from skerry.fabric.join import begin
 from skerry.fabric.promotion import State
 from skerry.testing.wan import Wan
 
@@ -149,28 +147,22 @@ class Fabric:
 
     async def start(self, name: str, token: str | None) -> None:
         """Start a site; with a token it joins."""
-        script = str(Path(sys.executable).with_name("skerry"))
-        data, log = self.data(name), self.root / f"{name}.log"
-        command = [
-            script, "up", "--site", name, "--data", str(data), "--port", "0", "--link-port", "0",
-            "--tier", "hub" if token is None else "edge",
-        ]  # fmt: skip
-        if self.wan:
-            command += ["--host", self.wan.address(name), "--insecure"]
-        environment = {**os.environ, **({"SKERRY_JOIN": token} if token else {})}
+        host = self.wan.address(name) if self.wan else "127.0.0.1"
+        spec = Spec(name, str(self.data(name)), host, token)
+        log = self.root / f"{name}.log"
         with log.open("wb") as out, self._inside(name):
             process = self._processes[name] = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-                env=environment,
+                [sys.executable, "-m", "bench.site", msgspec.json.encode(spec).decode()],
+                stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
             )  # fmt: skip
 
         async def is_up() -> bool:
-            # Answering is not enough: for a moment a site that joins lacks the directory, and a
-            # client that comes then takes it for one without a fabric.
-            return " is up at " in log.read_text(errors="replace")
+            said = log.read_text(errors="replace")
+            if process.poll() is not None:
+                raise RuntimeError(f"site {name} did not come up: {said[-1000:]}")
+            return READY in said.splitlines()
 
-        await self.at(name, lambda: answers(data, process, log))
-        await until(is_up, f"{name} to be up", STARTING)
+        await until(is_up, f"site {name} to come up", STARTING)
 
     async def stop(self) -> None:
         """Stop all sites."""
@@ -192,11 +184,6 @@ async def running_fabric(names: Sequence[str], delay: float | None = None) -> As
                 wan = await stack.enter_async_context(Wan(names, delay=delay))
             fabric = Fabric(names, root, wan)
             stack.push_async_callback(fabric.stop)
-            folder = Folder.open(fabric.data(names[0]), names[0], find_binary()[1])
-            try:
-                begin(folder, "bench")
-            finally:
-                folder.close()
             await fabric.start(names[0], None)
             for name in names[1:]:
                 token = await fabric.asked(names[0], lambda client: client.join_token())

@@ -11,6 +11,7 @@ another server, and sends again what is not acknowledged within 100 ms.
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -65,10 +66,10 @@ class Acks:
             while not self.times or self.times[-1] <= moment:
                 await asyncio.sleep(0.01)
 
-    def gap(self, since: float) -> float:
-        """Milliseconds of the longest gap that ends after `since`."""
+    def gap(self, since: float = 0.0, until: float = math.inf) -> float:
+        """Milliseconds of the longest gap that ends between these two moments."""
         pairs = zip(self.times, self.times[1:], strict=False)
-        return 1000 * max(after - before for before, after in pairs if after > since)
+        return 1000 * max(after - before for before, after in pairs if since < after < until)
 
 
 class Failover:

@@ -107,6 +107,11 @@ def compared(id: str, samples: Samples, baseline: str, note: str | None = None) 
     )
 
 
+def percentile(values: Sequence[float], percent: int) -> float:
+    """The value that so many percent of `values` are below."""
+    return sorted(values)[len(values) * percent // 100]
+
+
 def tidy(value: float) -> float:
     """Three significant digits; whole numbers from 100 on."""
     rounded = float(f"{value:.3g}")

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
 import skerry
-from bench.harness import Benchmark, Figure, compared, interleave, measured
+from bench.harness import Benchmark, Figure, compared, interleave, measured, percentile
 from bench.stage import SIZES, Stage, running_site
 from skerry.model.names import write_subject
 
@@ -76,10 +76,6 @@ async def _delivery(stage: Stage, topic: str) -> list[float]:
     return taken
 
 
-def _percentile(values: list[float], percent: int) -> float:
-    return sorted(values)[len(values) * percent // 100]
-
-
 async def _publish_latency() -> list[Figure]:
     late: list[float] = []  # the 99th percentile of each round, the warm-up first
     async with running_site() as stage:
@@ -88,8 +84,8 @@ async def _publish_latency() -> list[Figure]:
             async with stage.topic() as topic, CLIENTS[name](stage, topic) as publish:
                 taken = await _publishing(publish, events, rate)
                 await stage.check(topic, events)
-            late.append(_percentile(taken, 99))
-            return _percentile(taken, 50)
+            late.append(percentile(taken, 99))
+            return percentile(taken, 50)
 
         unpaced = await interleave(
             "publish.latency, unpaced",
@@ -116,8 +112,8 @@ async def _deliver_latency() -> list[Figure]:
         async def p50() -> float:
             async with stage.topic() as topic:
                 taken = await _delivery(stage, topic)
-            late.append(_percentile(taken, 99))
-            return _percentile(taken, 50)
+            late.append(percentile(taken, 99))
+            return percentile(taken, 50)
 
         samples = await interleave("deliver.latency", {"skerry": p50})
     note = f"8 KB, {DELIVER_RATE}/s, from the call of publish to the live subscriber"

@@ -202,3 +202,66 @@ class RawClient(asyncio.Protocol):
         async with asyncio.timeout(PATIENCE):
             await self._done
         return time.perf_counter() - began
+
+
+async def deliver(
+    writer: RawClient,
+    reader: RawClient,
+    data: bytes,
+    events: int,
+    window: int,
+    take: Callable[[bytes], None],
+) -> float:
+    """Core publish and subscribe: nothing is stored, nothing acknowledged. `take` is called with
+    the payload of each event; at most `window` are under way. Return the seconds until the last was
+    taken."""
+    subject = reader.inbox + b".core"
+    frame = b"PUB %b %d\r\n%b\r\n" % (subject, len(data), data)
+    block = max(BLOCK // len(frame), 1)
+    loop, sent, scheduled = asyncio.get_running_loop(), 0, False
+
+    def send() -> None:
+        nonlocal sent, scheduled
+        scheduled = False
+        room = min(reader._count + window, events) - sent
+        if room > 0 and not writer._paused:
+            count = min(room, block)
+            writer._transport.write(frame * count)
+            sent += count
+            if room > block:
+                scheduled = True
+                loop.call_soon(send)
+
+    def receive(chunk: bytes) -> None:
+        chunk = reader._rest + chunk
+        position, end, count = 0, len(chunk), reader._count
+        while (line_end := chunk.find(b"\n", position)) > 0:
+            if chunk[position] != 77:  # no MSG: the answer to our PING
+                position = line_end + 1
+                ready.set()
+                continue
+            size = chunk[chunk.rfind(b" ", position, line_end) : line_end]  # int() strips
+            following = line_end + 3 + int(size)
+            if following > end:
+                break
+            take(chunk[line_end + 1 : following - 2])
+            position = following
+            count += 1
+        reader._count, reader._rest = count, chunk[position:]
+        if count >= events and not reader._done.done():
+            reader._done.set_result(None)
+        elif not scheduled:
+            send()
+
+    ready = asyncio.Event()
+    reader._receive, reader._count, reader._rest = receive, 0, b""
+    writer._receive, writer._resume = lambda chunk: None, send
+    window, allowed = 0, window  # nothing is sent before the engine knows the subscription
+    reader._transport.write(b"SUB %b 2\r\nPING\r\n" % subject)
+    async with asyncio.timeout(PATIENCE):
+        await ready.wait()
+        window = allowed
+        began = time.perf_counter()
+        send()
+        await reader._done
+    return time.perf_counter() - began

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 from skerry import Client
 from skerry.model.topic import Ack
@@ -93,7 +94,7 @@ async def check_all(fabric: LocalFabric, topic: str, sites: list[str], expected:
 
 
 @contextlib.asynccontextmanager
-async def three_sites(**settings: object) -> AsyncIterator[LocalFabric]:
+async def three_sites(**settings: Any) -> AsyncIterator[LocalFabric]:
     """Hub, farm and lab."""
     async with LocalFabric(["hub", "farm", "lab"], **settings) as fabric:
         yield fabric

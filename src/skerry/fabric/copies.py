@@ -30,65 +30,28 @@ from skerry.engine.jetstream import STREAM_NOT_FOUND, ApiError, JetStream
 from skerry.engine.link import Down
 from skerry.engine.wire import NO_RESPONDERS
 from skerry.errors import Conflict, FabricError, SkerryError, Unavailable
+from skerry.fabric.durables import Durables
 from skerry.fabric.links import Links
 from skerry.fabric.peers import Peers
 from skerry.fabric.promotion import LINEAGE_KEPT, Copy, State, is_forked, may_discard
-from skerry.fabric.relay import UPSTREAM, Question, Relay, source_api
+from skerry.fabric.relay import Question, Relay
 from skerry.fabric.salvage import salvage
-from skerry.log.topics import PLAIN_DELIVERY, log_config, stream_config, unknown_topic
-from skerry.model.fabric import (
-    CopyRecord,
-    SubscriptionRecord,
-    TopicEntry,
-    copy_key,
-    subscription_key,
-    topic_key,
-)
-from skerry.model.names import outbox_subject, stored_subject, stream_of, topic_of_stream
+from skerry.fabric.streams import MARKS, Local, copy_config, differs, home_config, learn
+from skerry.fabric.tree import choose_parent
+from skerry.log.topics import unknown_topic
+from skerry.model.fabric import CopyRecord, TopicEntry, copy_key, topic_key
+from skerry.model.names import topic_of_stream
 
 log = logging.getLogger("skerry.fabric")
 
-FANOUT = 4
-"""Copies for readers that follow one holder before the next is asked to follow another copy."""
+FAR = 1.0
+"""Seconds that an unmeasured distance counts for, and a link that is not there yet."""
 SETTLE_TIME = 10.0
 """Seconds to wait for a copy that readers asked for to have what the home has."""
 STUCK = 2.0
 """Seconds after which a copy that was sealed for nothing asks for a new epoch."""
 CHECKPOINT = 5.0
 """Seconds between writing down how far durable subscriptions are, for use at other sites."""
-OUTBOX = "outbox"
-
-_MARKS = ("label", "sealed", "root")
-
-
-class Local:
-    """One topic's stream at this site."""
-
-    def __init__(self, name: str, site: str) -> None:
-        self.name = name
-        self.stream = stream_of(name)
-        self.kind = ""
-        """`home`, `frozen`, `copy`, or empty: no stream."""
-        self.epoch = 0
-        """The epoch that a home here takes events for."""
-        self.is_ours = False
-        """Whether the stream was made for a topic of this fabric."""
-        self.copy = Copy(site)
-        self.lock = asyncio.Lock()
-        self.parent = ""
-        self.sources: dict[str, float] = {}
-        """Sites whose outbox this home reads, and until when."""
-        self.touched = 0.0
-        """When a reader last asked for this copy."""
-        self.stuck = 0.0
-        """Since when it waits, sealed, for an epoch that does not come."""
-        self.work: asyncio.Task[None] | None = None
-        self.lease: asyncio.TimerHandle | None = None
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether readers asked for it."""
-        return self.touched > 0
 
 
 class Holding(msgspec.Struct):
@@ -124,7 +87,9 @@ class Copies:
         self._idle = idle
         self._locals: dict[str, Local] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._floors: dict[tuple[str, str], int] = {}
+        self.durables = Durables(
+            jetstream, site, store, links, peers, lambda name: self._local(name).copy.root
+        )
         self.young_until = 0.0
         """Until when copies here lack ids from before the engine's start."""
 
@@ -140,7 +105,7 @@ class Copies:
             name = topic_of_stream(config["name"])
             if name is not None:
                 local = self._local(name)
-                self._learn(local, info)
+                learn(local, info, self._fabric)
                 if local.kind == "copy" and not local.is_wanted:
                     local.touched = self._connection.now()  # until it proves to be idle
 
@@ -230,7 +195,7 @@ class Copies:
             info = await self._jetstream.stream(local.stream)
             if info is None:
                 return None
-            self._learn(local, info)
+            learn(local, info, self._fabric)
             if epoch < local.copy.sealed:
                 return None
             if local.kind == "home" and local.epoch < epoch:
@@ -341,46 +306,6 @@ class Copies:
             await asyncio.sleep(0.02)
         return None
 
-    async def durable(self, name: str, subscription: str) -> None:
-        """Have a durable subscription here: fetch it from the site where it was read last."""
-        entry = await self.ensure(name)
-        if await self._jetstream.consumer(entry.stream, subscription) is not None:
-            return
-        record = self._store.get(subscription_key(name, subscription), SubscriptionRecord)
-        if record is None or not record.config:
-            return
-        if record.site != self.site:
-            self._links.want(record.site)
-            with contextlib.suppress(SkerryError):
-                body = {"name": name, "subscription": subscription}
-                data = await self._peers.ask(record.site, "peer.subscription.take", body)
-                record = msgspec.json.decode(data, type=SubscriptionRecord | None) or record
-        await self._restore(entry.stream, subscription, record)
-        await self._note(name, subscription, record)
-
-    async def take(self, name: str, subscription: str) -> SubscriptionRecord | None:
-        """Give up a durable subscription to another site; return where it was."""
-        stream = stream_of(name)
-        info = await self._jetstream.consumer(stream, subscription)
-        if info is None:
-            return None
-        with contextlib.suppress(ApiError):
-            await self._jetstream.call(f"CONSUMER.DELETE.{stream}.{subscription}")
-        return _record_of(self.site, info, self._local(name).copy.root)
-
-    async def unsubscribe(self, name: str, subscription: str) -> None:
-        """Forget a durable subscription."""
-        key = subscription_key(name, subscription)
-        self._floors.pop((name, subscription), None)
-        record = self._store.get(key, SubscriptionRecord)
-        if record is not None:
-            with contextlib.suppress(Conflict, Unavailable):
-                await self._store.delete(key)
-            if record.site != self.site:
-                with contextlib.suppress(SkerryError):
-                    body = {"name": name, "subscription": subscription}
-                    await self._peers.ask(record.site, "peer.subscription.take", body)
-
     async def look(self, entry: TopicEntry) -> dict[str, Any] | None:
         """The state of the topic's log: as the home tells it, else the copy here."""
         if entry.home != self.site:
@@ -408,7 +333,7 @@ class Copies:
             known = site in local.sources
             local.sources[site] = until
             if not known:
-                await self._update(local, self._home_config(local, entry))
+                await self._update(local, self._home(local, entry))
 
     # Roles
 
@@ -418,7 +343,7 @@ class Copies:
             local.kind = ""
             local.copy = Copy(self.site)
         else:
-            self._learn(local, info)
+            learn(local, info, self._fabric)
         if entry.epoch < local.copy.sealed and entry.home != self.site:
             return  # we have promised a later one
         if entry.home == self.site:
@@ -440,9 +365,9 @@ class Copies:
                 "Restore the data folder, or move the topic to a site that has a copy.",
             )
         if local.kind == "home" and local.epoch == entry.epoch and local.copy.sealed <= entry.epoch:
-            wanted = self._home_config(local, entry)
+            wanted = self._home(local, entry)
             info = await self._jetstream.stream(local.stream)
-            if info is not None and not _differs(wanted, info["config"]):
+            if info is not None and not differs(wanted, info["config"]):
                 return
         if local.kind == "frozen" and local.epoch == entry.epoch:
             return  # shut for a move or a partition; it opens again in another epoch
@@ -456,7 +381,7 @@ class Copies:
             )  # fmt: skip
             return
         local.epoch = entry.epoch
-        config = self._home_config(local, entry)
+        config = self._home(local, entry)
         if local.kind == "":
             await self._jetstream.call(f"STREAM.CREATE.{local.stream}", config)
         else:
@@ -471,9 +396,9 @@ class Copies:
             return
         copy = local.copy
         if copy.following == entry.epoch and local.parent:
-            wanted = self._copy_config(local, entry)
+            wanted = self._copy(local, entry)
             info = await self._jetstream.stream(local.stream)
-            if info is not None and _differs(wanted, info["config"]):
+            if info is not None and differs(wanted, info["config"]):
                 await self._update(local, wanted)
             return
         if not copy.follow(entry.lineage):
@@ -484,7 +409,7 @@ class Copies:
                 )
                 self._replace(local)
             return
-        await self._update(local, self._copy_config(local, entry))
+        await self._update(local, self._copy(local, entry))
         self._choose_parent(local, entry)
         self.relay.again(local.stream)
         if copy.label < entry.epoch:
@@ -494,7 +419,7 @@ class Copies:
         local.copy = Copy(self.site)
         local.copy.follow(entry.lineage)
         self._choose_parent(local, entry)
-        config = self._copy_config(local, entry)
+        config = self._copy(local, entry)
         await self._jetstream.call(f"STREAM.CREATE.{local.stream}", config)
         local.kind = "copy"
         if local.copy.label < entry.epoch:
@@ -547,11 +472,11 @@ class Copies:
                 # An election counts on what this log holds: begin anew once it is over.
                 asyncio.get_running_loop().call_later(0.25, self._replace_again, local)
                 return
-            await self._save_subscriptions(local)
+            durables = await self.durables.save(local.name)
             await self._delete(local, keep_wanted=True)
             if self._is_needed(local, entry):
                 await self._make_copy(local, entry)
-                await self._restore_subscriptions(local)
+                await self.durables.restore(local.name, durables)
 
     def _replace_again(self, local: Local) -> None:
         entry = self.entry(local.name)
@@ -656,36 +581,21 @@ class Copies:
     # Whom to follow
 
     def _choose_parent(self, local: Local, entry: TopicEntry) -> None:
-        """Members follow the home. Copies for readers follow the nearest holder that has room."""
         if self.site in entry.members:
             local.parent = entry.home
         else:
             records = self._store.all(f"copy.{local.stream}.", CopyRecord)
-            mine = records.pop(self.site, None)
-            depth = {entry.home: 0, **{site: 1 for site in entry.members if site != entry.home}}
-            limit = mine.depth if mine else 99
-            depth |= {site: r.depth for site, r in records.items() if r.depth < limit}
-            known = set(depth)
-            children = [record.parent for record in records.values()]
-            depth.setdefault(self._store.origin, 2)
-            holders = [site for site in depth if self._links.can_reach(site)]
-            if holders != [self._store.origin]:
-                holders = [site for site in holders if site in known] or holders
+            links = self._links
 
-            def rank(site: str) -> tuple[bool, bool, float, int]:
-                return (
-                    children.count(site) >= FANOUT,
-                    site not in self._links.up,
-                    self._links.rtt.get(site, 1.0),
-                    depth[site],
-                )
+            def distance(site: str) -> float:
+                return links.rtt.get(site, FAR) + (0 if site in links.up else FAR)
 
-            local.parent = min(holders, key=rank)
-            record = CopyRecord(
-                site=self.site, parent=local.parent, depth=depth.get(local.parent, 0) + 1
+            place = choose_parent(
+                self.site, entry, records, self._store.origin, links.can_reach, distance
             )
-            if record != mine:
-                self._spawn(self._put_record(local, record))
+            local.parent = place.parent
+            if records.get(self.site) != place:
+                self._spawn(self._put_record(local, place))
         self._links.want(local.parent)
 
     async def _put_record(self, local: Local, record: CopyRecord) -> None:
@@ -773,55 +683,6 @@ class Copies:
         info: dict[str, Any] = msgspec.json.decode(reply.data)
         return None if "error" in info else info
 
-    # Subscriptions
-
-    async def _subscriptions(self, stream: str) -> list[dict[str, Any]]:
-        answer = await self._jetstream.call(f"CONSUMER.LIST.{stream}", {"offset": 0})
-        return [c for c in answer.get("consumers") or [] if c["config"].get("durable_name")]
-
-    async def _save_subscriptions(self, local: Local) -> None:
-        for info in await self._subscriptions(local.stream):
-            await self._note(local.name, info["name"], _record_of(self.site, info, local.copy.root))
-
-    async def _restore_subscriptions(self, local: Local) -> None:
-        records = self._store.all(f"sub.{local.stream}.", SubscriptionRecord)
-        for name, record in records.items():
-            if record.site == self.site and record.config:
-                await self._restore(local.stream, name, record)
-
-    async def _restore(self, stream: str, name: str, record: SubscriptionRecord) -> None:
-        config = {
-            key: value for key, value in record.config.items() if not key.startswith("opt_start")
-        }
-        entry = self.entry(topic_of_stream(stream) or "")
-        # What was read of a history that is not the topic's any more does not count.
-        shared = [base for epoch, base in entry.lineage if epoch > record.root] if entry else []
-        floor = min([record.floor, *shared])
-        config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": floor + 1}
-        await self._jetstream.call(
-            f"CONSUMER.CREATE.{stream}.{name}", {"stream_name": stream, "config": config}
-        )
-
-    async def _note(self, name: str, subscription: str, record: SubscriptionRecord) -> None:
-        record = msgspec.structs.replace(record, site=self.site)
-        with contextlib.suppress(Conflict, Unavailable):
-            await self._store.put(subscription_key(name, subscription), record)
-
-    async def _checkpoint(self) -> None:
-        """Write down how far durable subscriptions are."""
-        for info in await self._jetstream.streams():
-            name = topic_of_stream(info["config"]["name"])
-            if name is None or not info["state"].get("consumer_count"):
-                continue
-            for consumer in await self._subscriptions(info["config"]["name"]):
-                floor = consumer["ack_floor"]["stream_seq"]
-                key = (name, consumer["name"])
-                if self._floors.get(key) != floor:
-                    self._floors[key] = floor
-                    await self._note(
-                        *key, _record_of(self.site, consumer, self._local(name).copy.root)
-                    )
-
     # Upkeep
 
     async def _tend(self) -> None:
@@ -835,7 +696,7 @@ class Copies:
                     await self._tend_one(local, now)
                 if now - last > CHECKPOINT:
                     last = now
-                    await self._checkpoint()
+                    await self.durables.checkpoint()
             except (SkerryError, Down) as error:
                 log.debug("upkeep: %s", error)
 
@@ -860,7 +721,7 @@ class Copies:
                     for site in idle:
                         local.sources.pop(site, None)
                     if local.kind == "home":
-                        await self._update(local, self._home_config(local, entry))
+                        await self._update(local, self._home(local, entry))
             for site in local.sources:
                 self._links.want(site)
 
@@ -891,65 +752,18 @@ class Copies:
             self._locals[name] = Local(name, self.site)
         return self._locals[name]
 
-    def _learn(self, local: Local, info: dict[str, Any]) -> None:
-        config = info["config"]
-        marks = config.get("metadata") or {}
-        if config.get("mirror"):
-            local.kind = "copy"
-        elif str(config["subjects"][0]).startswith("_frozen."):
-            local.kind = "frozen"
-        else:
-            local.kind = "home"
-        copy = local.copy
-        copy.last = info["state"]["last_seq"]
-        for mark in _MARKS:
-            setattr(copy, mark, max(int(marks.get(f"skerry.{mark}", 0)), getattr(copy, mark)))
-        local.epoch = int(marks.get("skerry.epoch", 0))
-        local.is_ours = marks.get("skerry.fabric") == self._fabric
+    def _home(self, local: Local, entry: TopicEntry) -> dict[str, Any]:
+        return home_config(local, entry, self._fabric, self._deliver_plain)
 
-    def _metadata(self, local: Local, entry: TopicEntry) -> dict[str, str]:
-        return {
-            "skerry.home": entry.home,
-            "skerry.durability": entry.settings.durability,
-            "skerry.fabric": self._fabric,
-            "skerry.epoch": str(entry.epoch),
-            **{f"skerry.{mark}": str(getattr(local.copy, mark)) for mark in _MARKS},
-        }
-
-    def _home_config(self, local: Local, entry: TopicEntry) -> dict[str, Any]:
-        config = stream_config(self.site, entry.name, entry.settings, entry.epoch)
-        config["metadata"] = self._metadata(local, entry)
-        if self._deliver_plain:
-            config["republish"] = PLAIN_DELIVERY
-        if local.sources:
-            stored = stored_subject(entry.name)
-            config["sources"] = [
-                source_config(site, outbox_subject(site, entry.name), stored, self.site)
-                for site in sorted(local.sources)
-            ]
-        return config
-
-    def _copy_config(self, local: Local, entry: TopicEntry) -> dict[str, Any]:
-        config = {
-            "name": local.stream,
-            **log_config(entry.settings),
-            "mirror_direct": True,
-            "mirror": {
-                "name": local.stream,
-                "external": {"api": UPSTREAM, "deliver": f"$JS.M.{self.site}"},
-            },
-            "metadata": self._metadata(local, entry),
-        }
-        if self._deliver_plain:
-            config["republish"] = PLAIN_DELIVERY
-        return config
+    def _copy(self, local: Local, entry: TopicEntry) -> dict[str, Any]:
+        return copy_config(local, entry, self._fabric, self._deliver_plain)
 
     async def _write_marks(self, local: Local) -> None:
         info = await self._jetstream.stream(local.stream)
         if info is None:
             return
         config = info["config"]
-        marks = {f"skerry.{mark}": str(getattr(local.copy, mark)) for mark in _MARKS}
+        marks = {f"skerry.{mark}": str(getattr(local.copy, mark)) for mark in MARKS}
         await self._update(
             local, {**config, "metadata": {**(config.get("metadata") or {}), **marks}}
         )
@@ -974,20 +788,6 @@ class Copies:
             log.error("work on a copy failed: %s", error, exc_info=error)
 
 
-def source_config(site: str, subject: str, stored: str, reader: str) -> dict[str, Any]:
-    """Have a stream at `reader` read the outbox of `site`: `subject` there is `stored` here. The
-    own outbox is named like the others, so that the engine knows how far it was read wherever the
-    home goes."""
-    return {
-        "name": OUTBOX,
-        "subject_transforms": [
-            {"src": subject, "dest": stored},
-            {"src": f"{subject}.>", "dest": f"{stored}.>"},
-        ],
-        "external": {"api": source_api(site), "deliver": f"$JS.M.{reader}"},
-    }
-
-
 def next_epoch(
     entry: TopicEntry, members: tuple[str, ...], base: int, young: bool = False
 ) -> TopicEntry:
@@ -1000,31 +800,4 @@ def next_epoch(
         members=members,
         lineage=lineage,
         forgetful=young or (entry.forgetful and members[0] == entry.home),
-    )
-
-
-def _differs(wanted: dict[str, Any], config: dict[str, Any]) -> bool:
-    """Whether a stream's configuration lacks something of `wanted`; metadata is compared by what
-    we write there."""
-    for key, value in wanted.items():
-        have = config.get(key)
-        if key == "metadata":
-            if any((have or {}).get(k) != v for k, v in value.items()):
-                return True
-        elif key in ("mirror", "sources"):
-            names = [s.get("external", {}).get("api") for s in _list(value)]
-            if names != [s.get("external", {}).get("api") for s in _list(have)]:
-                return True
-        elif have != value:
-            return True
-    return bool(config.get("sources")) and "sources" not in wanted
-
-
-def _list(value: Any) -> list[dict[str, Any]]:
-    return value if isinstance(value, list) else [value] if value else []
-
-
-def _record_of(site: str, info: dict[str, Any], root: int) -> SubscriptionRecord:
-    return SubscriptionRecord(
-        site=site, floor=info["ack_floor"]["stream_seq"], root=root, config=info["config"]
     )

@@ -460,7 +460,7 @@ class Fabric(Listener):
         request = msgspec.json.decode(data, type=Want)
         entry = await self.copies.ensure(request.name)
         if request.durable is not None:
-            await self.copies.durable(request.name, request.durable)
+            await self.copies.durables.fetch(entry, request.durable)
         return entry
 
     async def _reach(self, data: bytes) -> list[str]:
@@ -484,7 +484,7 @@ class Fabric(Listener):
         return self._site_list()
 
     async def _unsubscribe(self, data: bytes) -> None:
-        await self.copies.unsubscribe(*msgspec.json.decode(data, type=tuple[str, str]))
+        await self.copies.durables.forget(*msgspec.json.decode(data, type=tuple[str, str]))
 
     # … for peers
 
@@ -529,7 +529,7 @@ class Fabric(Listener):
 
     async def _take(self, data: bytes) -> object:
         request = msgspec.json.decode(data, type=_Taking)
-        return await self.copies.take(request.name, request.subscription)
+        return await self.copies.durables.take(request.name, request.subscription)
 
     async def _homes(self, data: bytes) -> dict[str, Any]:
         infos = await self._jetstream.streams()

@@ -20,10 +20,11 @@ from skerry.config import DUPLICATE_WINDOW
 from skerry.engine.jetstream import JetStream
 from skerry.engine.link import Down
 from skerry.errors import SkerryError
-from skerry.fabric.copies import OUTBOX, Copies, source_config
+from skerry.fabric.copies import Copies
 from skerry.fabric.links import Links
 from skerry.fabric.peers import Peers
 from skerry.fabric.promotion import State, read_quorum
+from skerry.fabric.streams import OUTBOX, source_config
 from skerry.model.fabric import TopicEntry
 from skerry.model.names import is_within, outbox_subject
 

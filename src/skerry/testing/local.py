@@ -20,11 +20,12 @@ class LocalSite:
         async with LocalSite() as site, site.connect() as client:
             await client.create_topic("t")
 
-    Takes the settings of `SiteSettings` by name. The folder is removed at the end unless `data`
+    Takes the settings of `SiteSettings` by name, and `join`, a token to join a fabric with. The folder is removed at the end unless `data`
     was given.
     """
 
-    def __init__(self, *, join: str | None = None, **settings: Any) -> None:
+    def __init__(self, **settings: Any) -> None:
+        join = settings.pop("join", None)
         self._temporary = "data" not in settings
         data = Path(settings.pop("data", None) or tempfile.mkdtemp(prefix="skerry-"))
         self.settings = SiteSettings(**{"port": 0, **settings, "data": data})

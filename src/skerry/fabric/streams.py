@@ -1,0 +1,147 @@
+"""The stream of a topic at one site: what the engine is told of it, and what it tells of itself."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from skerry.fabric.promotion import Copy
+from skerry.fabric.relay import UPSTREAM, source_api
+from skerry.log.topics import PLAIN_DELIVERY, log_config, stream_config
+from skerry.model.fabric import TopicEntry
+from skerry.model.names import outbox_subject, stored_subject, stream_of
+
+OUTBOX = "outbox"
+MARKS = ("label", "sealed", "root")
+"""What `skerry.fabric.promotion` has every copy remember, kept in the stream's metadata."""
+
+
+class Local:
+    """One topic's stream at this site."""
+
+    def __init__(self, name: str, site: str) -> None:
+        self.name = name
+        self.stream = stream_of(name)
+        self.kind = ""
+        """`home`, `frozen`, `copy`, or empty: no stream."""
+        self.epoch = 0
+        """The epoch that a home here takes events for."""
+        self.is_ours = False
+        """Whether the stream was made for a topic of this fabric."""
+        self.copy = Copy(site)
+        self.lock = asyncio.Lock()
+        self.parent = ""
+        self.sources: dict[str, float] = {}
+        """Sites whose outbox this home reads, and until when."""
+        self.touched = 0.0
+        """When a reader last asked for this copy."""
+        self.stuck = 0.0
+        """Since when it waits, sealed, for an epoch that does not come."""
+        self.work: asyncio.Task[None] | None = None
+        self.lease: asyncio.TimerHandle | None = None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether readers asked for it."""
+        return self.touched > 0
+
+
+def learn(local: Local, info: dict[str, Any], fabric: str) -> None:
+    """Take in what the engine says of the stream. Marks never go back."""
+    config = info["config"]
+    marks = config.get("metadata") or {}
+    if config.get("mirror"):
+        local.kind = "copy"
+    elif str(config["subjects"][0]).startswith("_frozen."):
+        local.kind = "frozen"
+    else:
+        local.kind = "home"
+    copy = local.copy
+    copy.last = info["state"]["last_seq"]
+    for mark in MARKS:
+        setattr(copy, mark, max(int(marks.get(f"skerry.{mark}", 0)), getattr(copy, mark)))
+    local.epoch = int(marks.get("skerry.epoch", 0))
+    local.is_ours = marks.get("skerry.fabric") == fabric
+
+
+def _metadata(local: Local, entry: TopicEntry, fabric: str) -> dict[str, str]:
+    return {
+        "skerry.home": entry.home,
+        "skerry.durability": entry.settings.durability,
+        "skerry.fabric": fabric,
+        "skerry.epoch": str(entry.epoch),
+        **{f"skerry.{mark}": str(getattr(local.copy, mark)) for mark in MARKS},
+    }
+
+
+def home_config(
+    local: Local, entry: TopicEntry, fabric: str, deliver_plain: bool
+) -> dict[str, Any]:
+    """The log at the topic's home, reading the outboxes that were asked for."""
+    site = local.copy.site
+    config = stream_config(site, entry.name, entry.settings, entry.epoch)
+    config["metadata"] = _metadata(local, entry, fabric)
+    if deliver_plain:
+        config["republish"] = PLAIN_DELIVERY
+    if local.sources:
+        stored = stored_subject(entry.name)
+        config["sources"] = [
+            source_config(source, outbox_subject(source, entry.name), stored, site)
+            for source in sorted(local.sources)
+        ]
+    return config
+
+
+def copy_config(
+    local: Local, entry: TopicEntry, fabric: str, deliver_plain: bool
+) -> dict[str, Any]:
+    """A copy; whom it follows the engine asks us, see `Relay`."""
+    site = local.copy.site
+    config = {
+        "name": local.stream,
+        **log_config(entry.settings),
+        "mirror_direct": True,
+        "mirror": {
+            "name": local.stream,
+            "external": {"api": UPSTREAM, "deliver": f"$JS.M.{site}"},
+        },
+        "metadata": _metadata(local, entry, fabric),
+    }
+    if deliver_plain:
+        config["republish"] = PLAIN_DELIVERY
+    return config
+
+
+def source_config(site: str, subject: str, stored: str, reader: str) -> dict[str, Any]:
+    """Have a stream at `reader` read the outbox of `site`: `subject` there is `stored` here. The
+    own outbox is named like the others, so that the engine knows how far it was read wherever the
+    home goes."""
+    return {
+        "name": OUTBOX,
+        "subject_transforms": [
+            {"src": subject, "dest": stored},
+            {"src": f"{subject}.>", "dest": f"{stored}.>"},
+        ],
+        "external": {"api": source_api(site), "deliver": f"$JS.M.{reader}"},
+    }
+
+
+def differs(wanted: dict[str, Any], config: dict[str, Any]) -> bool:
+    """Whether a stream's configuration lacks something of `wanted`; metadata is compared by what
+    we write there."""
+    for key, value in wanted.items():
+        have = config.get(key)
+        if key == "metadata":
+            if any((have or {}).get(k) != v for k, v in value.items()):
+                return True
+        elif key in ("mirror", "sources"):
+            names = [s.get("external", {}).get("api") for s in _list(value)]
+            if names != [s.get("external", {}).get("api") for s in _list(have)]:
+                return True
+        elif have != value:
+            return True
+    return bool(config.get("sources")) and "sources" not in wanted
+
+
+def _list(value: Any) -> list[dict[str, Any]]:
+    return value if isinstance(value, list) else [value] if value else []
