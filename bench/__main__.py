@@ -53,7 +53,8 @@ async def run(prefix: str) -> list[Figure]:
     for benchmark in BENCHMARKS:
         chosen = [id for id in benchmark.ids if is_chosen(id, prefix)]
         if chosen and (reason := benchmark.unavailable()) is not None:
-            progress(f"{', '.join(chosen)}: skipped: {reason}\n")
+            progress("")
+            print(f"skipped: {', '.join(chosen)}: {reason}", file=sys.stderr)
         elif chosen:
             made = [msgspec.structs.replace(f, date=now()) for f in await benchmark.run()]
             assert [figure.id for figure in made] == list(benchmark.ids)
@@ -80,8 +81,9 @@ def main() -> int:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         figures = runner.run(run(arguments.prefix))
     progress("")
-    save(about, figures, ORDER)
-    show(figures, TARGETS)
+    if figures:
+        save(about, figures, ORDER)
+        show(figures, TARGETS)
     return 0
 
 

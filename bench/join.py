@@ -14,6 +14,7 @@ first event, so that none misses what was published before it was there.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import time
 
@@ -25,6 +26,8 @@ import skerry
 from bench.fabric import Fabric, running_fabric
 from bench.harness import Benchmark, Figure, measured, progress
 from bench.stage import MB
+from skerry.log.append import Publisher
+from skerry.log.follow import Subscription
 
 SITES = ["hub", "farm"]
 TOPICS = 20
@@ -52,20 +55,20 @@ class Outcome(msgspec.Struct):
     memory_mb: float
 
 
-async def _publisher(client: skerry.Client, topic: str) -> skerry.log.append.Publisher:
+async def _publisher(client: skerry.Client, topic: str) -> Publisher:
     publisher = client.publisher(topic)
     await (await publisher.send(b"here"))
     return publisher
 
 
-async def _subscriber(client: skerry.Client, topic: str) -> skerry.log.follow.Subscription:
+async def _subscriber(client: skerry.Client, topic: str) -> Subscription:
     subscription = await client.subscribe(topic, from_index=1, window=64)
     await anext(subscription)
     return subscription
 
 
 async def endpoints(spec: Spec) -> None:
-    """Be the endpoints of a site: ready, wait for the signal, join, tell."""
+    """Be the endpoints of a site: connect, wait for the signal, join, tell."""
     clients = [skerry.connect(spec.data, timeout=PATIENCE - 20) for _ in range(CONNECTIONS)]
     await asyncio.gather(*(client.open() for client in clients))
     sys.stdout.buffer.write(READY)
@@ -84,8 +87,7 @@ async def endpoints(spec: Spec) -> None:
     assert len(kept) == len(spec.subscribers) + len(spec.publishers)
     sys.stdout.buffer.write(msgspec.json.encode(outcome) + b"\n")
     sys.stdout.flush()
-    await asyncio.to_thread(sys.stdin.readline)
-    await asyncio.gather(*(client.close() for client in clients))
+    await asyncio.Event().wait()  # until we are killed
 
 
 async def _join(count: int) -> tuple[float, float]:
@@ -107,11 +109,9 @@ async def _join(count: int) -> tuple[float, float]:
             for process in processes:
                 _signal(process)
             outcomes = await asyncio.gather(*map(_outcome, processes))
-            for process in processes:
-                _signal(process)
         finally:
             for process in processes:
-                if process.returncode is None and not process.stdin:
+                with contextlib.suppress(ProcessLookupError):
                     process.kill()
             await asyncio.gather(*(process.wait() for process in processes))
     return max(o.done for o in outcomes) - began, sum(o.memory_mb for o in outcomes)
@@ -144,7 +144,10 @@ def _signal(process: asyncio.subprocess.Process) -> None:
 
 async def _outcome(process: asyncio.subprocess.Process) -> Outcome:
     assert process.stdout is not None
-    return msgspec.json.decode(await process.stdout.readline(), type=Outcome)
+    line = await process.stdout.readline()
+    if not line:
+        raise RuntimeError("endpoints failed to join; what they said is above")
+    return msgspec.json.decode(line, type=Outcome)
 
 
 def _benchmark(id: str, count: int) -> Benchmark:

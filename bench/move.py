@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import statistics
 import time
+from functools import partial
 
 import skerry
 from bench.fabric import DELAY, Fabric, running_fabric
@@ -56,7 +57,7 @@ class Moving:
         self.acks = {topic: Acks() for topic in self.topics}
         async with asyncio.TaskGroup() as group:
             for site in SITES:
-                group.create_task(self._fabric.at(site, lambda site=site: self._publish(site)))
+                group.create_task(self._fabric.at(site, partial(self._publish, site)))
 
     async def _publish(self, site: str) -> None:
         async with self._fabric.connect(site) as client, asyncio.TaskGroup() as group:

@@ -93,7 +93,7 @@ async def running_site(durability: Durability = "process") -> AsyncIterator[Stag
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             )
         try:
-            await answers(data, process, data / "up.log")
+            await _answers(data, process)
             async with skerry.connect(data, user="admin") as admin:
                 yield Stage(data, admin, process.pid)
         finally:
@@ -102,8 +102,8 @@ async def running_site(durability: Durability = "process") -> AsyncIterator[Stag
         shutil.rmtree(data, ignore_errors=True)
 
 
-async def answers(data: Path, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait for the site to answer; if it does not, raise what it said in `log`."""
+async def _answers(data: Path, process: subprocess.Popen[bytes]) -> None:
+    """Wait for the site to answer."""
     deadline = time.monotonic() + STARTING
     while True:
         with contextlib.suppress(Unavailable):
@@ -111,7 +111,7 @@ async def answers(data: Path, process: subprocess.Popen[bytes], log: Path) -> No
                 await admin.status()
                 return
         if process.poll() is not None or time.monotonic() > deadline:
-            said = log.read_text(errors="replace")
+            said = (data / "up.log").read_text(errors="replace")
             raise RuntimeError(f"`skerry up` did not come up: {said[-1000:]}")
         await asyncio.sleep(0.02)
 

@@ -266,16 +266,19 @@ class Leader:
             entry = self._entry(request.name)
             whole = {**msgspec.to_builtins(entry.settings), **request.settings}
             settings = settings_of(entry.name, whole).check()
+            for site in settings.prefer:
+                self._check_site(site)
+            members = entry.members
+            if {"replicas", "spread"} & request.settings.keys():
+                members = self._choose_members(entry.home, settings)
             fresh = msgspec.structs.replace(entry, settings=settings)
             try:
                 if fresh != entry:
                     await self._store.put(topic_key(entry.name), fresh)
             except Conflict:
                 continue
-            if {"replicas", "spread"} & request.settings.keys():
-                members = self._choose_members(entry.home, settings)
-                if set(members) != set(entry.members):
-                    return await self.move(MoveRequest(entry.name, entry.home, list(members)))
+            if set(members) != set(entry.members):
+                return await self.move(MoveRequest(entry.name, entry.home, list(members)))
             await self._settle_all(fresh)
             return fresh
         raise Conflict(f"{request.name} is being changed by somebody else", "Try again.")
