@@ -118,8 +118,9 @@ def link_rights(site: str, peer: str) -> dict[str, Any]:
     """What may cross the link from `peer` into `site`, and out of it: only what is addressed to
     the one at the other end. That keeps a mesh of links free of circles."""
     return {
-        "publish": {"allow": _addressed_to(site, peer)},
-        "subscribe": {"allow": _addressed_to(peer, site)},
+        # MQTT's own messages would cross all the same, and go round a ring of links for ever.
+        "publish": {"allow": _addressed_to(site, peer), "deny": ["$MQTT.>"]},
+        "subscribe": {"allow": _addressed_to(peer, site), "deny": ["$MQTT.>"]},
     }
 
 

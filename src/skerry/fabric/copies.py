@@ -37,7 +37,7 @@ from skerry.fabric.promotion import LINEAGE_KEPT, Copy, State, is_forked, may_di
 from skerry.fabric.relay import Question, Relay
 from skerry.fabric.salvage import salvage
 from skerry.fabric.streams import MARKS, Local, copy_config, differs, home_config, learn
-from skerry.fabric.tree import choose_parent
+from skerry.fabric.tree import FANOUT, choose_parent
 from skerry.log.topics import unknown_topic
 from skerry.model.fabric import CopyRecord, TopicEntry, copy_key, topic_key
 from skerry.model.names import topic_of_stream
@@ -48,6 +48,9 @@ FAR = 1.0
 """Seconds that an unmeasured distance counts for, and a link that is not there yet."""
 SETTLE_TIME = 10.0
 """Seconds to wait for a copy that readers asked for to have what the home has."""
+HOME_FIRST = 3.0
+"""Seconds that a fresh copy waits for the home to say how far it is, before it takes the word of
+the holder that it follows, which may be behind."""
 STUCK = 2.0
 """Seconds after which a copy that was sealed for nothing asks for a new epoch."""
 CHECKPOINT = 5.0
@@ -297,8 +300,12 @@ class Copies:
     async def _last_known(self, entry: TopicEntry, local: Local, deadline: float) -> int | None:
         """How far a fresh copy has to come: to where the home is, or the holder that it follows.
         None: neither answers."""
-        while self._connection.now() < deadline:
-            for site in dict.fromkeys((entry.home, local.parent or entry.home)):
+        patience = self._connection.now() + HOME_FIRST
+        while (now := self._connection.now()) < deadline:
+            sites = [entry.home]
+            if now > patience or not self._links.can_reach(entry.home):
+                sites.append(local.parent or entry.home)
+            for site in sites:
                 info = await self._info_at(site, local.stream, 1.0)
                 if info is not None:
                     return int(info["state"]["last_seq"])
@@ -344,6 +351,9 @@ class Copies:
             local.copy = Copy(self.site)
         else:
             learn(local, info, self._fabric)
+        if local.kind and len(entry.lineage) == 1 and local.copy.root < entry.epoch:
+            # The log of a topic that was deleted while we were away; this one has its name.
+            await self._delete(local, keep_wanted=True)
         if entry.epoch < local.copy.sealed and entry.home != self.site:
             return  # we have promised a later one
         if entry.home == self.site:
@@ -359,7 +369,7 @@ class Copies:
             await self._make_copy(local, entry)
 
     async def _be_home(self, local: Local, entry: TopicEntry) -> None:
-        if local.kind == "" and entry.epoch > 1 and entry.base > 0:
+        if local.kind == "" and entry.base > 0:
             raise FabricError(
                 f"site {self.site} is the home of {entry.name} and has lost its log",
                 "Restore the data folder, or move the topic to a site that has a copy.",
@@ -580,19 +590,24 @@ class Copies:
 
     # Whom to follow
 
-    def _choose_parent(self, local: Local, entry: TopicEntry) -> None:
+    def _choose_parent(self, local: Local, entry: TopicEntry, anywhere: bool = False) -> None:
         if self.site in entry.members:
             local.parent = entry.home
         else:
             records = self._store.all(f"copy.{local.stream}.", CopyRecord)
+            if anywhere:
+                records.pop(self.site, None)
             links = self._links
 
             def distance(site: str) -> float:
                 return links.rtt.get(site, FAR) + (0 if site in links.up else FAR)
 
-            place = choose_parent(
-                self.site, entry, records, self._store.origin, links.can_reach, distance
-            )
+            lost = links.missing()
+
+            def is_there(site: str) -> bool:
+                return site not in lost and links.can_reach(site)
+
+            place = choose_parent(self.site, entry, records, self._store.origin, is_there, distance)
             local.parent = place.parent
             if records.get(self.site) != place:
                 self._spawn(self._put_record(local, place))
@@ -694,6 +709,7 @@ class Copies:
             try:
                 for local in list(self._locals.values()):
                     await self._tend_one(local, now)
+                await self.durables.note_new()
                 if now - last > CHECKPOINT:
                     last = now
                     await self.durables.checkpoint()
@@ -707,6 +723,7 @@ class Copies:
         if local.kind == "copy":
             self._links.want(local.parent)
             self._watch_seal(local, entry, now)
+            self._make_way(local, entry)
             if self.site not in entry.members and now - local.touched > self._idle:
                 async with local.lock:
                     info = await self._jetstream.stream(local.stream)
@@ -724,6 +741,19 @@ class Copies:
                         await self._update(local, self._home(local, entry))
             for site in local.sources:
                 self._links.want(site)
+
+    def _make_way(self, local: Local, entry: TopicEntry) -> None:
+        """Copies that appeared at once may all have chosen one holder: the later ones go on."""
+        if self.site in entry.members:
+            return
+        records = self._store.all(f"copy.{local.stream}.", CopyRecord)
+        same = sorted(site for site, record in records.items() if record.parent == local.parent)
+        has_children = any(record.parent == self.site for record in records.values())
+        if self.site in same[FANOUT:] and not has_children:
+            before = local.parent
+            self._choose_parent(local, entry, anywhere=True)
+            if local.parent != before:
+                self.relay.again(local.stream)
 
     def _watch_seal(self, local: Local, entry: TopicEntry, now: float) -> None:
         """A copy that was sealed for an epoch which never came follows nobody: say so."""

@@ -42,14 +42,21 @@ class Durables:
         self._peers = peers
         self._root = root
         self._floors: dict[tuple[str, str], int] = {}
+        self._new: set[tuple[str, str]] = set()
+        """Subscriptions that were opened here and of which nothing is written down yet."""
 
     async def fetch(self, entry: TopicEntry, subscription: str) -> None:
         """Have a durable subscription here: from the site where it was read last."""
         name = entry.name
         if await self._jetstream.consumer(entry.stream, subscription) is not None:
+            if (name, subscription) in self._new:
+                await self.note_new()
             return
         record = self._store.get(subscription_key(name, subscription), SubscriptionRecord)
-        if record is None or not record.config:
+        if record is None:
+            # Others are to know that it is here, before it has come anywhere.
+            self._new.add((name, subscription))
+            await self._note(name, subscription, SubscriptionRecord(site=self.site, floor=0))
             return
         if record.site != self.site:
             self._links.want(record.site)
@@ -57,7 +64,8 @@ class Durables:
                 body = {"name": name, "subscription": subscription}
                 data = await self._peers.ask(record.site, "peer.subscription.take", body)
                 record = msgspec.json.decode(data, type=SubscriptionRecord | None) or record
-        await self._make(entry.stream, subscription, record)
+        if record.config:
+            await self._make(entry.stream, subscription, record)
         await self._note(name, subscription, record)
 
     async def take(self, name: str, subscription: str) -> SubscriptionRecord | None:
@@ -117,6 +125,14 @@ class Durables:
         record = msgspec.structs.replace(record, site=self.site)
         with contextlib.suppress(Conflict, Unavailable):
             await self._store.put(subscription_key(name, subscription), record)
+
+    async def note_new(self) -> None:
+        """Write down what subscriptions that were just opened are like."""
+        for name, subscription in list(self._new):
+            info = await self._jetstream.consumer(stream_of(name), subscription)
+            if info is not None:
+                await self._note(name, subscription, _record_of(self.site, info, self._root(name)))
+                self._new.discard((name, subscription))
 
     async def checkpoint(self) -> None:
         """Write down how far durable subscriptions are."""

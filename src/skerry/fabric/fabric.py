@@ -262,6 +262,8 @@ class Fabric(Listener):
         """A link changed."""
         log.info("link to %s: %s", peer, how)
         self.copies.on_link(peer, is_up)
+        if is_up:
+            self.outbox.on_link(peer)
         self._spawn(self._report(peer, is_up, how))
         if peer == self.store.origin:
             if is_up:

@@ -42,7 +42,7 @@ from skerry.model.fabric import (
     topic_key,
     up_key,
 )
-from skerry.model.names import check_topic, is_within
+from skerry.model.names import check_topic, is_within, stream_of
 from skerry.model.topic import TopicSettings
 
 log = logging.getLogger("skerry.fabric")
@@ -164,11 +164,14 @@ class Leader:
             home = self._choose_home(settings, request.site)
             await self._wait_for_sites(settings.replicas + 1)
             members = self._choose_members(home, settings)
+            # Beyond any epoch that a deleted topic of this name had: a site that was away must see
+            # that its log is not this one's.
+            epoch = (self._store.get(f"gone.{stream_of(name)}", int) or 0) + 1
             entry = TopicEntry(
                 name=name,
                 home=home,
-                epoch=1,
-                lineage=((1, 0),),
+                epoch=epoch,
+                lineage=((epoch, 0),),
                 members=members,
                 settings=settings,
             )
@@ -286,6 +289,7 @@ class Leader:
     async def delete(self, name: str) -> None:
         """Delete a topic everywhere; a site that is away deletes its copy when it is back."""
         entry = self._entry(name)
+        await self._store.put(f"gone.{entry.stream}", entry.epoch)
         await self._store.delete(topic_key(name))
         for key in self._store.all(f"sub.{entry.stream}.", object):
             with contextlib.suppress(SkerryError):

@@ -98,6 +98,11 @@ class Outbox:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
+    def on_link(self, peer: str) -> None:
+        """A home is linked again; it may have forgotten that it was asked."""
+        self._asked = {name: ask for name, ask in self._asked.items() if ask[0] != peer}
+        self._last = -1
+
     # At the publisher's site
 
     async def _keep(self) -> None:

@@ -278,6 +278,8 @@ class Publisher(Listener):
                 connection.write(frame)
             except Down:
                 pass  # `on_up` sends it
+        elif len(in_flight) == 1 and self._recalling is None:
+            self._probe()
         return ack
 
     async def flush(self) -> None:
@@ -354,6 +356,7 @@ class Publisher(Listener):
         self._level = self._ack or entry.settings.ack
         self._routes.follow(entry.name, self)
         self._aim()
+        self._holding = True  # the first goes alone: a link may be just coming up
         if self._level != "outbox":
             self._watch = self._loop.call_later(LOOK, self._look)
             self._reach()
@@ -425,9 +428,7 @@ class Publisher(Listener):
         oldest = next(iter(self._in_flight.values()), None)
         if self._outbox and self._outbox != self._connection.address.site:
             return  # until the client is back at its own site
-        if oldest is None:
-            self._holding = False
-        else:
+        if oldest is not None:  # else the next one sent is the probe
             self._probe_sent = self._loop.time()
             with contextlib.suppress(Down):
                 self._connection.write(oldest[1])
@@ -665,8 +666,10 @@ class Publisher(Listener):
     def on_route(self, entry: TopicEntry) -> None:
         """The topic has another home, or other replicas."""
         self._entry = entry
-        if self._ack is None:
+        if self._ack is None and self._level != entry.settings.ack:
             self._level = entry.settings.ack
+            if self._watch is None and self._level != "outbox":
+                self._watch = self._loop.call_later(LOOK, self._look)
         self._wait = RETRY_FIRST
         self._asked = 0.0
         if self._asking is not None:
@@ -679,6 +682,14 @@ class Publisher(Listener):
         if self._connection.is_up:
             self._restart()
             self._reach()
+
+    def on_gone(self) -> None:
+        """The topic was deleted. One of its name may be made again, and is looked for then."""
+        self._entry = None
+        self._located = False
+        self._kept.clear()
+        self._kept_bytes = 0
+        self._give_up(unknown_topic(self._topic))
 
     async def _recall(self, entry: TopicEntry) -> None:
         """Find what the new home has of what we would send it again; then go on."""

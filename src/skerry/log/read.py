@@ -147,7 +147,7 @@ class Reader:
 
             if durable is not None:
                 check_subscription(durable)
-                await self._routes.want(owner, durable)
+                await self._routes.want(owner, durable, now=True)
         if from_index is not None:
             from_index = check_index(from_index, "from_index")
             exists = durable and await self._jetstream.consumer(
@@ -163,7 +163,10 @@ class Reader:
             subscription = DurableSubscription(
                 *place, name=durable, ack_wait=ack_wait, window=window, settle=settle
             )
-        return await subscription.open()
+        opened = await subscription.open()
+        if durable is not None and settle is not None:
+            await settle()  # now that it is there, have it written down for other sites
+        return opened
 
     async def unsubscribe(self, topic: str, durable: str) -> None:
         """Remove a durable subscription for good."""

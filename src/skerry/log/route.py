@@ -36,6 +36,9 @@ class Follower(Protocol):
     def on_route(self, entry: TopicEntry) -> None:
         """The topic's entry changed."""
 
+    def on_gone(self) -> None:
+        """The topic was deleted; nothing more is told of it."""
+
 
 class Routes(Listener):
     """What one client knows of where topics are."""
@@ -160,7 +163,7 @@ class Routes(Listener):
                 continue
             name = names.pop()
             if found is None:
-                self._entries.pop(name, None)
+                self._drop(name)
             else:
                 self._take(name, *found)
 
@@ -171,11 +174,11 @@ class Routes(Listener):
 
         def on_news(subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
             name = topic_of_stream(subject.decode().partition(".news.topic.")[2])
-            if name is None or name not in self._entries:
+            if name is None or (name not in self._entries and name not in self._followers):
                 return
             fields = parse_headers(head)
             if "KV-Operation" in fields or "Nats-Marker-Reason" in fields:
-                self._entries.pop(name, None)
+                self._drop(name)
                 return
             self._take(name, int(fields["Nats-Sequence"]), data)
 
@@ -197,12 +200,21 @@ class Routes(Listener):
             return None
         return int(fields["Nats-Sequence"]), reply.data
 
+    def _drop(self, name: str) -> None:
+        """The topic was deleted."""
+        self._entries.pop(name, None)
+        for follower in self._followers.pop(name, []):
+            follower.on_gone()
+
     def _take(self, name: str, revision: int, data: bytes) -> None:
         known = self._entries.get(name)
         if known is not None and known[0] >= revision:
             return
         entry = msgspec.json.decode(data, type=TopicEntry)
         self._entries[name] = (revision, entry)
-        if known is not None and known[1].epoch < entry.epoch:
+        changed = known is not None and (
+            known[1].epoch < entry.epoch or known[1].settings.ack != entry.settings.ack
+        )
+        if changed:
             for follower in list(self._followers.get(name, [])):
                 follower.on_route(entry)

@@ -8,6 +8,7 @@
     copy.<stream>.<site>   a copy that is kept for readers only
     sub.<stream>.<name>    where a durable subscription is read, and how far
     token.<id>             a join token that was used
+    gone.<stream>          the last epoch of a topic that was deleted
 
 No record holds a secret: links are opened with key pairs, and only public keys are written down.
 """

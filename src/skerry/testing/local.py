@@ -20,8 +20,8 @@ class LocalSite:
         async with LocalSite() as site, site.connect() as client:
             await client.create_topic("t")
 
-    Takes the settings of `SiteSettings` by name, and `join`, a token to join a fabric with. The folder is removed at the end unless `data`
-    was given.
+    Takes the settings of `SiteSettings` by name, and `join`, a token to join a fabric with. The
+    folder is removed at the end unless `data` was given.
     """
 
     def __init__(self, **settings: Any) -> None:
