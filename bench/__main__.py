@@ -36,6 +36,8 @@ TARGETS = {
     "publish.latency.vs_natspy": ("<=", 1.3),
     "site.idle_mb": ("<", 120.0),
     "failover.gap_ms": ("<", 50.0),
+    "failover.quorum_gap_ms": ("<", 50.0),
+    "failover.from_hub_gap_ms": ("<", 50.0),
     "failover.vs_r3": ("<=", 0.0333),
     "wan.overhead_ms": ("<", 1.5),
 }

@@ -1,9 +1,8 @@
 """A fabric to play on: each site in a process of its own, as it is where people run it.
 
-Three sites in one process would share an event loop, and a failover or a move would wait for
-whatever the others do (measured: 2 to 3 ms more of a gap on loopback). The benchmark's clients live
-in *places*: a thread with an event loop each, in the network of a site where the network is an
-emulated one.
+Three sites in one process would wait for each other and for the benchmark's clients (for the gap of
+a failover, though, it made no difference beyond the noise: 24 ms and 27 ms). The clients live in
+*places*: a thread with an event loop for each site, in the site's network where that is emulated.
 """
 
 from __future__ import annotations

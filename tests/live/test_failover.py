@@ -66,33 +66,37 @@ async def test_one_homes_loss_after_another() -> None:
 
 
 async def test_subscribers_see_every_event_once_across_a_failover() -> None:
-    async with three_sites() as fabric:
-        async with fabric.connect("lab") as client, fabric.connect("hub") as reader:
-            await client.create_topic("t", home="farm", replicas=2)
-            seen: list[str] = []
-            durable: list[str] = []
+    async with (
+        three_sites() as fabric,
+        fabric.connect("lab") as client,
+        fabric.connect("hub") as reader,
+    ):
+        await client.create_topic("t", home="farm", replicas=2)
+        seen: list[str] = []
+        durable: list[str] = []
 
-            async def follow() -> None:
-                async with reader.subscribe("t", from_index=1) as events:
-                    async for event in events:
-                        seen.append(bytes(event.data).decode())
+        async def follow() -> None:
+            async with reader.subscribe("t", from_index=1) as events:
+                async for event in events:
+                    text = bytes(event.data).decode()
+                    seen.append(text)
 
-            async def work() -> None:
-                async with client.subscribe("t", from_index=1, durable="d") as events:
-                    async for event in events:
-                        durable.append(bytes(event.data).decode())
-                        events.ack(event)
+        async def work() -> None:
+            async with client.subscribe("t", from_index=1, durable="d") as events:
+                async for event in events:
+                    durable.append(bytes(event.data).decode())
+                    events.ack(event)
 
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(follow()), group.create_task(work())]
-                async with Load(client, "t") as load:
-                    fabric["farm"].kill_engine()
-                    await load.go_on(100)
-                await until(lambda: len(seen) >= load.count and len(durable) >= load.count)
-                for task in tasks:
-                    task.cancel()
-            assert seen == names(load.count)
-            assert list(dict.fromkeys(durable)) == names(load.count)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(follow()), group.create_task(work())]
+            async with Load(client, "t") as load:
+                fabric["farm"].kill_engine()
+                await load.go_on(100)
+            await until(lambda: len(seen) >= load.count and len(durable) >= load.count)
+            for task in tasks:
+                task.cancel()
+        assert seen == names(load.count)
+        assert list(dict.fromkeys(durable)) == names(load.count)
 
 
 async def test_what_only_the_old_home_has_is_salvaged() -> None:

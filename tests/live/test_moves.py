@@ -23,28 +23,34 @@ def names(count: int) -> list[str]:
 
 @pytest.mark.parametrize("replicas", [0, 2])
 async def test_a_topic_moves_around_under_load(replicas: int) -> None:
-    async with three_sites() as fabric:
-        async with fabric.connect("lab") as client, fabric.connect("hub", "admin") as admin:
-            await client.create_topic("t", home="farm", replicas=replicas)
-            async with Load(client, "t") as load:
-                for site in ("lab", "hub", "farm"):
-                    topic = await admin.move_topic("t", site)
-                    assert topic.home == site
-                    await load.go_on(20)
-            sites = SITES if replicas else ["farm"]
-            await check_all(fabric, "t", sites, names(load.count))
+    async with (
+        three_sites() as fabric,
+        fabric.connect("lab") as client,
+        fabric.connect("hub", "admin") as admin,
+    ):
+        await client.create_topic("t", home="farm", replicas=replicas)
+        async with Load(client, "t") as load:
+            for site in ("lab", "hub", "farm"):
+                topic = await admin.move_topic("t", site)
+                assert topic.home == site
+                await load.go_on(20)
+        sites = SITES if replicas else ["farm"]
+        await check_all(fabric, "t", sites, names(load.count))
 
 
 async def test_the_replicas_may_be_named_anew() -> None:
-    async with LocalFabric(["hub", "a", "b", "c"]) as fabric:
-        async with fabric.connect("a") as client, fabric.connect("hub", "admin") as admin:
-            await client.create_topic("t", replicas=1, spread="b")
-            async with Load(client, "t", ack="quorum") as load:
-                topic = await admin.move_topic("t", "c", replicas=["hub", "a"])
-                assert (topic.home, set(topic.replicas)) == ("c", {"hub", "a"})
-                await load.go_on(20)
-            await check_all(fabric, "t", ["c", "hub", "a"], names(load.count))
-            await until(lambda: _has_no_log(fabric, "b"))
+    async with (
+        LocalFabric(["hub", "a", "b", "c"]) as fabric,
+        fabric.connect("a") as client,
+        fabric.connect("hub", "admin") as admin,
+    ):
+        await client.create_topic("t", replicas=1, spread="b")
+        async with Load(client, "t", ack="quorum") as load:
+            topic = await admin.move_topic("t", "c", replicas=["hub", "a"])
+            assert (topic.home, set(topic.replicas)) == ("c", {"hub", "a"})
+            await load.go_on(20)
+        await check_all(fabric, "t", ["c", "hub", "a"], names(load.count))
+        await until(lambda: _has_no_log(fabric, "b"))
 
 
 async def _has_no_log(fabric: LocalFabric, site: str) -> bool:
@@ -52,41 +58,47 @@ async def _has_no_log(fabric: LocalFabric, site: str) -> bool:
 
 
 async def test_durable_subscriptions_go_on_at_the_next_index() -> None:
-    async with three_sites() as fabric:
-        async with fabric.connect("farm") as client, fabric.connect("hub", "admin") as admin:
-            await client.create_topic("t")
-            for number in range(10):
-                await client.publish("t", str(number))
-            async with client.subscribe("t", from_index=1, durable="d") as events:
-                for number in range(5):
-                    event = await anext(events)
-                    assert event.data == str(number).encode()
-                    events.ack(event)
-                await admin.move_topic("t", "lab")
-                await client.publish("t", "10")
-                seen: list[int] = []
-                while not seen or seen[-1] < 11:
-                    event = await anext(events)
-                    events.ack(event)
-                    seen.append(event.index)
-                assert list(dict.fromkeys(seen)) == list(range(6, 12))
+    async with (
+        three_sites() as fabric,
+        fabric.connect("farm") as client,
+        fabric.connect("hub", "admin") as admin,
+    ):
+        await client.create_topic("t")
+        for number in range(10):
+            await client.publish("t", str(number))
+        async with client.subscribe("t", from_index=1, durable="d") as events:
+            for number in range(5):
+                event = await anext(events)
+                assert event.data == str(number).encode()
+                events.ack(event)
+            await admin.move_topic("t", "lab")
+            await client.publish("t", "10")
+            seen: list[int] = []
+            while not seen or seen[-1] < 11:
+                event = await anext(events)
+                events.ack(event)
+                seen.append(event.index)
+            assert list(dict.fromkeys(seen)) == list(range(6, 12))
 
 
 async def test_many_topics_move_at_once_with_progress() -> None:
-    async with three_sites() as fabric:
-        async with fabric.connect("farm") as client, fabric.connect("hub", "admin") as admin:
-            moves = {}
-            for number in range(20):
-                await client.create_topic(f"t{number}")
-                moves[f"t{number}"] = "lab"
-            moves["missing"] = "lab"
-            done: list[str] = []
-            results = await admin.move_topics(
-                moves, at_once=8, progress=lambda name, _: done.append(name)
-            )
-            assert sorted(done) == sorted(moves)
-            assert isinstance(results.pop("missing"), UnknownTopic)
-            assert all(isinstance(r, Topic) and r.home == "lab" for r in results.values())
+    async with (
+        three_sites() as fabric,
+        fabric.connect("farm") as client,
+        fabric.connect("hub", "admin") as admin,
+    ):
+        moves = {}
+        for number in range(20):
+            await client.create_topic(f"t{number}")
+            moves[f"t{number}"] = "lab"
+        moves["missing"] = "lab"
+        done: list[str] = []
+        results = await admin.move_topics(
+            moves, at_once=8, progress=lambda name, _: done.append(name)
+        )
+        assert sorted(done) == sorted(moves)
+        assert isinstance(results.pop("missing"), UnknownTopic)
+        assert all(isinstance(r, Topic) and r.home == "lab" for r in results.values())
 
 
 async def test_a_move_to_nowhere_is_refused() -> None:
@@ -109,77 +121,89 @@ async def test_a_move_that_fails_half_way_leaves_the_home_where_it_was(
     service: str, site: str
 ) -> None:
     """Before the freeze, at it, and behind it: the same home goes on, and nothing is lost."""
-    async with three_sites() as fabric:
-        async with fabric.connect("lab") as client, fabric.connect("hub", "admin") as admin:
-            await client.create_topic("t", home="farm")
-            control = fabric.agent(site)._control
-            assert control is not None
-            real = control._services[service]
+    async with (
+        three_sites() as fabric,
+        fabric.connect("lab") as client,
+        fabric.connect("hub", "admin") as admin,
+    ):
+        await client.create_topic("t", home="farm")
+        control = fabric.agent(site)._control
+        assert control is not None
+        real = control._services[service]
 
-            async def fail(data: bytes) -> Any:
-                if service == "peer.freeze":
-                    await real(data)  # it is shut, and its answer lost
-                raise SkerryError("the test says no")
+        async def fail(data: bytes) -> Any:
+            if service == "peer.freeze":
+                await real(data)  # it is shut, and its answer lost
+            raise SkerryError("the test says no")
 
-            async with Load(client, "t") as load:
-                control.serve(service, fail)
-                with pytest.raises(MoveFailed):
-                    await admin.move_topic("t", "lab")
-                await load.go_on(20)
-                assert (await admin.topic("t")).home == "farm"
-                control.serve(service, real)
-                assert (await admin.move_topic("t", "lab")).home == "lab"
-                await load.go_on(20)
-            await check_all(fabric, "t", ["lab"], names(load.count))
+        async with Load(client, "t") as load:
+            control.serve(service, fail)
+            with pytest.raises(MoveFailed):
+                await admin.move_topic("t", "lab")
+            await load.go_on(20)
+            assert (await admin.topic("t")).home == "farm"
+            control.serve(service, real)
+            assert (await admin.move_topic("t", "lab")).home == "lab"
+            await load.go_on(20)
+        await check_all(fabric, "t", ["lab"], names(load.count))
 
 
 async def test_a_new_home_that_dies_right_after_the_promotion() -> None:
-    async with three_sites() as fabric:
-        async with fabric.connect("hub") as client, fabric.connect("hub", "admin") as admin:
-            await client.create_topic("t", home="farm", replicas=2)
-            async with Load(client, "t", ack="quorum") as load:
-                moving = asyncio.create_task(admin.move_topic("t", "lab"))
-                part = fabric.agent("hub").fabric
-                assert part is not None
+    async with (
+        three_sites() as fabric,
+        fabric.connect("hub") as client,
+        fabric.connect("hub", "admin") as admin,
+    ):
+        await client.create_topic("t", home="farm", replicas=2)
+        async with Load(client, "t", ack="quorum") as load:
+            moving = asyncio.create_task(admin.move_topic("t", "lab"))
+            part = fabric.agent("hub").fabric
+            assert part is not None
 
-                def is_moved() -> bool:
-                    entry = part.copies.entry("t")
-                    return entry is not None and entry.home == "lab"
+            def is_moved() -> bool:
+                entry = part.copies.entry("t")
+                return entry is not None and entry.home == "lab"
 
-                await until(is_moved)
-                fabric["lab"].kill_engine()
-                await asyncio.gather(moving, return_exceptions=True)
-                await load.go_on(20)
-            await check_all(fabric, "t", SITES, names(load.count))
+            await until(is_moved)
+            fabric["lab"].kill_engine()
+            await asyncio.gather(moving, return_exceptions=True)
+            await load.go_on(20)
+        await check_all(fabric, "t", SITES, names(load.count))
 
 
 async def test_a_full_site_takes_no_topic() -> None:
-    async with three_sites(each={"lab": {"max_store": 1024 * 1024}}) as fabric:
-        async with fabric.connect("farm") as client, fabric.connect("hub", "admin") as admin:
-            await client.create_topic("t")
-            for number in range(40):
-                await client.publish("t", b"%d" % number * 30_000)
-            monkey = "skerry.fabric.leader.PRECOPY"
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(monkey, 3.0)
-                with pytest.raises(MoveFailed):
-                    await admin.move_topic("t", "lab")
-            assert (await client.topic("t")).home == "farm"
-            assert await client.publish("t", "still") == 41
+    async with (
+        three_sites(each={"lab": {"max_store": 1024 * 1024}}) as fabric,
+        fabric.connect("farm") as client,
+        fabric.connect("hub", "admin") as admin,
+    ):
+        await client.create_topic("t")
+        for number in range(40):
+            await client.publish("t", b"%d" % number * 30_000)
+        monkey = "skerry.fabric.leader.PRECOPY"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(monkey, 3.0)
+            with pytest.raises(MoveFailed):
+                await admin.move_topic("t", "lab")
+        assert (await client.topic("t")).home == "farm"
+        assert await client.publish("t", "still") == 41
 
 
 async def test_draining_a_site_moves_everything_away() -> None:
-    async with three_sites() as fabric:
-        async with fabric.connect("lab") as client, fabric.connect("hub", "admin") as admin:
-            await client.create_topic("alone", home="farm")
-            await client.create_topic("copied", home="farm", replicas=1, spread="lab")
-            await client.create_topic("replica", home="lab", replicas=1, spread="farm")
-            async with Load(client, "copied", ack="quorum") as load:
-                assert await admin.drain_site("farm") == ["alone", "copied", "replica"]
-                await load.go_on(20)
-            for topic in await client.topics():
-                assert "farm" not in (topic.home, *topic.replicas)
-            assert {site.site: site.draining for site in await client.sites()}["farm"]
-            await fabric.crash("farm")
-            for name in ("alone", "copied", "replica"):
-                await client.publish(name, "x")
+    async with (
+        three_sites() as fabric,
+        fabric.connect("lab") as client,
+        fabric.connect("hub", "admin") as admin,
+    ):
+        await client.create_topic("alone", home="farm")
+        await client.create_topic("copied", home="farm", replicas=1, spread="lab")
+        await client.create_topic("replica", home="lab", replicas=1, spread="farm")
+        async with Load(client, "copied", ack="quorum") as load:
+            assert await admin.drain_site("farm") == ["alone", "copied", "replica"]
+            await load.go_on(20)
+        for topic in await client.topics():
+            assert "farm" not in (topic.home, *topic.replicas)
+        assert {site.site: site.draining for site in await client.sites()}["farm"]
+        await fabric.crash("farm")
+        for name in ("alone", "copied", "replica"):
+            await client.publish(name, "x")

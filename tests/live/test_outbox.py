@@ -352,19 +352,25 @@ async def received(device: Device, count: int) -> list[str]:
     return [data.decode() for _, data in device.received]
 
 
-@pytest.mark.parametrize("replicas", [1, 0], ids=["replica", "no copy"])
-@pytest.mark.parametrize("qos", [0, 1])
-@pytest.mark.parametrize("source", ["sdk", "outbox", "mqtt 0", "mqtt 1"])
+# What was published by MQTT with QoS 1 reaches subscribers with QoS 1 at its own site only
+# (docs/guarantees.md): the engine delivers it out of a stream of that site.
+@pytest.mark.parametrize(
+    ("source", "qos"),
+    [
+        ("sdk", 0), ("sdk", 1), ("outbox", 0), ("outbox", 1), ("mqtt 0", 0), ("mqtt 0", 1),
+        ("mqtt 1", 0),
+    ],
+)  # fmt: skip
 async def test_an_mqtt_subscriber_at_another_site_gets_every_event_once(
-    fabric: LocalFabric, source: str, qos: int, replicas: int
+    fabric: LocalFabric, source: str, qos: int
 ) -> None:
-    """The topic lives at farm; devices subscribe at lab, with and without a replica there."""
+    """The topic lives at farm; devices subscribe at lab, where a replica is."""
     async with (
         fabric.connect("farm") as client,
         Device(fabric["lab"], "reader") as reader,
         Device(fabric["farm"], "writer") as writer,
     ):
-        await client.create_topic("t", replicas=replicas, spread="lab")
+        await client.create_topic("t", replicas=1, spread="lab")
         assert await reader.subscribe("t/t/#", qos) == qos
         for text in numbers(20):
             if source == "sdk":

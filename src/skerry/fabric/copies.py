@@ -351,7 +351,7 @@ class Copies:
             local.copy = Copy(self.site)
         else:
             learn(local, info, self._fabric)
-        if local.kind and len(entry.lineage) == 1 and local.copy.root < entry.epoch:
+        if local.is_ours and len(entry.lineage) == 1 and 0 < local.copy.root < entry.epoch:
             # The log of a topic that was deleted while we were away; this one has its name.
             await self._delete(local, keep_wanted=True)
         if entry.epoch < local.copy.sealed and entry.home != self.site:

@@ -150,6 +150,8 @@ class Routes(Listener):
     def on_up(self) -> None:
         """Perhaps at another site; and what changed meanwhile was told to nobody."""
         self._wanted.clear()
+        if self._in_fabric is False:
+            self._in_fabric = None  # the site may have joined one
         if self._in_fabric and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._refresh())
 
