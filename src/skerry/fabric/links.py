@@ -110,7 +110,7 @@ class Links:
     def start(self, store: Store) -> None:
         """Begin to make and watch links."""
         self._store = store
-        store.watch("link.", lambda key, value: self._changed.set())
+        store.watch("link.", self._on_record)
         store.watch("site.", lambda key, value: self._changed.set())
         self._tasks = [
             asyncio.create_task(self._keep_wired()),
@@ -270,6 +270,15 @@ class Links:
             self._membership.seeds[record.acceptor] = seed
             self._membership.save(self._folder.path)
         return msgspec.structs.replace(record, key=public_key(seed), ready=False)
+
+    def _on_record(self, key: str, value: bytes | None) -> None:
+        self._changed.set()
+        pair = set(key.split(".")[1:])
+        if value is None and self.site in pair:
+            # The link is gone, and its key with it: the next one has another.
+            for peer in pair - {self.site, self._membership.coordination}:
+                if self._membership.seeds.pop(peer, None) is not None:
+                    self._membership.save(self._folder.path)
 
     async def _keep_wired(self) -> None:
         """Follow the records; drop wants that nobody renews."""
