@@ -29,11 +29,15 @@ class Control:
         self._prefix = f"_sk.{site}."
         self._services: dict[str, Service] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        connection.subscribe(self._prefix + ">", self._on_request)
 
     def serve(self, name: str, service: Service) -> None:
         """Answer requests to `name` (`open.status`) with what `service` returns."""
         self._services[name] = service
+
+    def open(self) -> None:
+        """Begin to answer. Whoever asks earlier finds nobody and asks again; a service that is
+        missing for a moment would be an error."""
+        self._connection.subscribe(self._prefix + ">", self._on_request)
 
     async def close(self) -> None:
         """Stop serving; requests under way are dropped, and their clients ask again."""

@@ -143,6 +143,7 @@ class Fabric(Listener):
             await self._found()
         await self.copies.load(streams)
         self._serve(control)
+        control.open()
         self.links.start(self.store)
         await self.outbox.open()
         await self._settle(FIRST_CONTACT)

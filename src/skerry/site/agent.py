@@ -179,7 +179,9 @@ class Site:
         if self._engine is not None:
             self._engine.watch()
             connection.listen(self._engine)
-        if self.fabric is not None:
+        if self.fabric is None:
+            self._control.open()
+        else:
             await self.fabric.start(self._control, streams)
         if self._engine is not None:
             self._watches = [
