@@ -31,8 +31,9 @@ from skerry.errors import (
     SkerryError,
     Unavailable,
 )
-from skerry.log.append import Publisher, new_id
+from skerry.log.append import Publisher
 from skerry.log.follow import Subscription
+from skerry.log.frames import new_id
 from skerry.log.read import Reader
 from skerry.log.route import Routes
 from skerry.log.topics import Topics

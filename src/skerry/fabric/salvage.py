@@ -17,8 +17,8 @@ from skerry.engine.jetstream import JetStream
 from skerry.engine.link import Down
 from skerry.engine.wire import NO_RESPONDERS
 from skerry.errors import Unavailable
-from skerry.log.append import outcome_of
 from skerry.log.follow import Start
+from skerry.log.frames import outcome_of
 from skerry.log.live import LiveSubscription
 from skerry.model.event import ID_HEADER, Event
 from skerry.model.fabric import TopicEntry

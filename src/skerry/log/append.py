@@ -19,9 +19,10 @@ deliver later ones, so there the publisher looks: when nobody answers, or nothin
 for a while, or the home changes, it holds back, sends the oldest alone, and the rest once that is
 acknowledged. A link takes longer to come back than the publisher to notice.
 
-A lost home. What the home acknowledged and too few replicas have yet is kept, and sent to the next
-home, in order, before anything newer. So even at level `home` a lost home costs nothing while the
-publisher lives; what a publisher leaves behind is salvaged when the old home is back.
+A lost home. What the home acknowledged and too few replicas have yet is kept. What of it the next
+home lacks is sent there, in order, before anything newer. So even at level `home` a lost home costs
+nothing while the publisher lives; what a publisher leaves behind is salvaged when the old home is
+back.
 """
 
 from __future__ import annotations
@@ -29,84 +30,44 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import secrets
 from collections.abc import Mapping
 from typing import Self
 
 import msgspec
 
 from skerry.config import check_timeout
-from skerry.engine.jetstream import error_of
 from skerry.engine.link import Down
-from skerry.engine.wire import NO_RESPONDERS, Connection, Listener
+from skerry.engine.wire import Connection, Listener
 from skerry.errors import (
     AccessDenied,
     BadSetting,
-    EngineError,
-    EventTooLarge,
     FabricError,
     OutcomeUnknown,
     PublishFailed,
     SkerryError,
 )
 from skerry.fabric.promotion import State, confirmed
+from skerry.log.frames import (
+    ACK,
+    InFlight,
+    aimed,
+    check_size,
+    id_of,
+    is_nobody,
+    new_id,
+    outcome_of,
+    payload_of,
+)
+from skerry.log.kept import Kept
 from skerry.log.recall import stored_ids
 from skerry.log.route import Routes
 from skerry.log.topics import unknown_topic
 from skerry.model.control import ProgressReport, ProgressRequest
-from skerry.model.event import check_id, extra_headers, status_of
+from skerry.model.event import check_id, extra_headers
 from skerry.model.fabric import TopicEntry
 from skerry.model.names import check_topic
 from skerry.model.topic import Ack
 
-_ACK = re.compile(rb'\{"stream":"[^"]*",(?:"domain":"[^"]*",)? ?"seq":(\d+)')
-
-
-def new_id() -> str:
-    """An id that nobody else has."""
-    return secrets.token_hex(8)
-
-
-def check_size(connection: Connection, size: int) -> None:
-    """Refuse what the engine would end the connection for."""
-    if size > connection.info.max_payload:
-        raise EventTooLarge(
-            f"the event has {size} bytes, the engine takes {connection.info.max_payload}",
-            "Split the payload, or raise the site's --max-event-bytes.",
-        )
-
-
-def payload_of(data: bytes | str) -> bytes:
-    """What a caller may publish, as bytes."""
-    if isinstance(data, bytes):
-        return data
-    if isinstance(data, str):
-        return data.encode()
-    if isinstance(data, bytearray | memoryview):
-        return bytes(data)
-    raise BadSetting(f"a payload is bytes or text, not {type(data).__name__}", "Encode it first.")
-
-
-def outcome_of(topic: str, head: bytes, data: bytes) -> int | SkerryError:
-    """What the engine answered to a publish: an index, or why there is none."""
-    if match := _ACK.match(data):
-        return int(match.group(1))
-    if head and status_of(head) == NO_RESPONDERS:
-        return unknown_topic(topic)
-    try:
-        return error_of(msgspec.json.decode(data)) or EngineError("the engine answered nonsense")
-    except msgspec.DecodeError:
-        return EngineError(f"the engine answered a publish with {data[:80]!r}")
-
-
-InFlight = tuple[asyncio.Future[int], bytes, float, str]
-"""What waits for its acknowledgement: the caller's future, the frame to send again, when it was
-sent, and its topic. A bare tuple: one is made for every event."""
-
-
-KEPT_EVENTS = 65536
-KEPT_BYTES = 64 * 1024 * 1024
-"""What a publisher at level `home` keeps at the most for a next home; the oldest go first."""
 LINGER = 10.0
 """Seconds that a closed publisher goes on keeping what replicas lack."""
 ASK_AGAIN = 2.0
@@ -162,13 +123,9 @@ class Publisher(Listener):
         self._name = new_id().encode()
         self._next = 0
         self._in_flight: dict[int, InFlight] = {}
-        self._kept: dict[int, tuple[int, InFlight]] = {}
-        """What the home acknowledged, with its index, and too few replicas have."""
-        self._kept_bytes = 0
-        self._home_last = 0
+        self._kept = Kept()
         self._acked_last = 0
-        self._oldest_kept = 0
-        """The highest index that any home gave to an event of this publisher."""
+        """The highest index in the topic's history of what was acknowledged to this publisher."""
         self._recalling: asyncio.Task[None] | None = None
         self._reports: dict[str, State] = {}
         self._bytes = 0
@@ -200,7 +157,7 @@ class Publisher(Listener):
         self._reports_sid: bytes | None = None
         self._prefix = b""
         self._subject = ""
-        self._aim()
+        self._pattern: re.Pattern[bytes] | None = None
         connection.listen(self)
 
     async def __aenter__(self) -> Self:
@@ -268,6 +225,8 @@ class Publisher(Listener):
         in_flight = self._in_flight
         if not in_flight and self._entry is not None:
             self._progressed = self._loop.time()
+            if self._watch is None:
+                self._watch = self._loop.call_later(LOOK, self._look)
         in_flight[number] = (ack, frame, connection.clock, topic)
         self._bytes += len(frame)
         if len(in_flight) >= self._window or self._bytes >= self._window_bytes:
@@ -313,17 +272,23 @@ class Publisher(Listener):
     def _finish(self) -> None:
         self._connection.unlisten(self)
         self._kept.clear()
-        for timer in (self._retry, self._watch):
-            if timer is not None:
-                timer.cancel()
+        self._pause()
         for sid in (self._sid, self._reports_sid):
             if sid is not None:
                 self._connection.unsubscribe(sid)
         if self._entry is not None:
             self._routes.unfollow(self._entry.name, self)
+
+    def _pause(self) -> None:
+        """End everything that goes on by itself."""
+        for timer in (self._retry, self._watch):
+            if timer is not None:
+                timer.cancel()
         for task in (self._asking, self._recalling):
             if task is not None:
                 task.cancel()
+        self._retry = self._watch = None
+        self._asking = self._recalling = None
 
     def forget(self, ack: asyncio.Future[int]) -> None:
         """Send the event of this future no more; it may be stored all the same."""
@@ -350,16 +315,13 @@ class Publisher(Listener):
         if self._located:
             return
         self._located = True
-        if entry is None:
-            return
-        self._entry = entry
-        self._level = self._ack or entry.settings.ack
-        self._routes.follow(entry.name, self)
+        if entry is not None:
+            self._entry = entry
+            self._level = self._ack or entry.settings.ack
+            self._routes.follow(entry.name, self)
+            self._holding = True  # the first goes alone: a link may be just coming up
         self._aim()
-        self._holding = True  # the first goes alone: a link may be just coming up
-        if self._level != "outbox":
-            self._watch = self._loop.call_later(LOOK, self._look)
-            self._reach()
+        self._reach()
 
     def _aim(self) -> None:
         """Write to today's home; acknowledgements to what was sent before are ignored."""
@@ -380,42 +342,17 @@ class Publisher(Listener):
         self._inbox = inbox.encode()
         self._inbox_size = len(inbox)
         self._opening = b"HPUB %b %b" % (self._subject.encode(), self._inbox)
-        self._reports.clear()
         self._keeps = entry is not None and len(entry.members) > 1 and self._level != "outbox"
         self._sid = connection.subscribe(inbox + "*", self._on_ack, self._on_acks)
-        self._pattern = re.compile(
-            rb"MSG %b(\d+) %b \d+\r\n%b[^{}]*\}\r\n"
-            % (re.escape(self._inbox), self._sid, _ACK.pattern)
-        )
-
-    def _aimed(self, frame: bytes) -> bytes:
-        """A frame as it is to be sent now."""
-        line, _, rest = frame.partition(b"\r\n")
-        _, subject, inbox, size, total = line.split(b" ")
-        name = subject.split(b".", 3 if subject[:2] == b"s." else 2)[-1]
-        number = inbox[inbox.rindex(b".") + 1 :]
-        return b"HPUB %b%b %b%b %b %b\r\n%b" % (
-            self._prefix, name, self._inbox, number, size, total, rest
-        )  # fmt: skip
+        self._pattern = None
 
     def _restart(self) -> None:
-        """Send everything again that may be lost, the oldest first and alone."""
+        """Send everything again that was not acknowledged, the oldest first and alone."""
         self._aim()
-        if self._kept:
-            # Older than all in flight, and acknowledged by a home that may be gone.
-            self._oldest_kept = min(index for index, _ in self._kept.values())
-            self._in_flight = {
-                **{number: entry for number, (_, entry) in self._kept.items()},
-                **self._in_flight,
-            }
-            self._bytes += self._kept_bytes
-            self._kept.clear()
-            self._kept_bytes = 0
         self._in_flight = {
-            number: (ack, self._aimed(frame), when, topic)
+            number: (ack, aimed(frame, self._prefix, self._inbox), when, topic)
             for number, (ack, frame, when, topic) in self._in_flight.items()
         }
-        self._home_last = 0
         self._holding = True
         self._progressed = self._loop.time()
         if self._recalling is None:
@@ -452,28 +389,30 @@ class Publisher(Listener):
 
     def _try_again(self) -> None:
         self._retry = None
-        if self._open or self._kept:
-            self._reach()
-            self._restart()
+        self._reach()
+        self._restart()
 
     def _look(self) -> None:
         """Look after what no message tells: silence, replicas that forget us, the end."""
         now = self._loop.time()
-        self._watch = self._loop.call_later(LOOK, self._look)
+        self._watch = None
         if not self._open and (not self._kept or now > self._closing):
             self._finish()
             return
+        if not self._in_flight and not self._kept:
+            return  # the next one sent looks again
+        self._watch = self._loop.call_later(LOOK, self._look)
         waits = self._in_flight and self._connection.is_up and self._recalling is None
         if waits and now - self._progressed > self._suspect:
             self._suspect = min(self._suspect * 2, 5.0) if self._holding else self._suspect
             self._restart()
-        if now - self._asked > ASK_AGAIN and (self._in_flight or self._kept):
+        if now - self._asked > ASK_AGAIN:
             self._reach()
 
     def _reach(self) -> None:
         """Ask for links to home and replicas, and replicas to tell how far they are."""
         entry = self._entry
-        if entry is None or self._level == "outbox":
+        if entry is None or (self._level == "outbox" and not self._kept):
             return
         now = self._loop.time()
         if now - self._asked < LOOK or (self._asking is not None and not self._asking.done()):
@@ -511,6 +450,11 @@ class Publisher(Listener):
 
     def _on_acks(self, data: bytes, position: int) -> int:
         """Take a run of acknowledgements, each found by one match of a regular expression."""
+        if self._pattern is None:  # not with every aim: most take no run
+            self._pattern = re.compile(
+                rb"MSG %b(\d+) %b \d+\r\n%b[^{}]*\}\r\n"
+                % (re.escape(self._inbox), self._sid or b"", ACK.pattern)
+            )
         match, take = self._pattern.match, self._in_flight.pop
         alone = self._entry is None
         taken = 0
@@ -532,8 +476,8 @@ class Publisher(Listener):
 
     def _on_ack(self, subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
         number = int(subject[self._inbox_size :])
-        match = _ACK.match(data)
-        if match is None and self._entry is not None and _is_nobody(head):
+        match = ACK.match(data)
+        if match is None and self._entry is not None and is_nobody(head):
             if number in self._in_flight:
                 self._stumble()
             return
@@ -555,17 +499,16 @@ class Publisher(Listener):
 
     def _acknowledged(self, number: int, index: int, entry: InFlight) -> None:
         """The home, or the outbox, has stored an event."""
+        if self._level == "outbox":
+            index = 0  # of the outbox; the home gives another
         self._acked_last = max(self._acked_last, index)
         if self._keeps:
-            self._kept[number] = (index, entry)
-            self._kept_bytes += len(entry[1])
-            self._home_last = max(self._home_last, index)
+            self._kept.add(number, index, entry)
             if self._level == "quorum":
                 return
-            if len(self._kept) > KEPT_EVENTS or self._kept_bytes > KEPT_BYTES:
-                self._drop_kept(next(iter(self._kept)))
+            self._kept.trim()
         if not entry[0].done():
-            entry[0].set_result(0 if self._level == "outbox" else index)
+            entry[0].set_result(index)
 
     def _progress(self) -> None:
         """Acknowledgements came in."""
@@ -573,11 +516,6 @@ class Publisher(Listener):
         self._confirm()
         if self._holding:
             self._go_on()
-
-    def _drop_kept(self, number: int) -> InFlight:
-        _, entry = self._kept.pop(number)
-        self._kept_bytes -= len(entry[1])
-        return entry
 
     def _on_report(self, subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
         report = msgspec.json.decode(data, type=ProgressReport)
@@ -592,25 +530,21 @@ class Publisher(Listener):
             return
         members = set(entry.members[1:])
         safe = confirmed(
-            self._home_last,
+            self._kept.last,
             entry.epoch,
             len(entry.members),
             [report for site, report in self._reports.items() if site in members],
         )
-        while self._kept:
-            number, (index, _) = next(iter(self._kept.items()))
-            if index > safe:
-                break
-            done = self._drop_kept(number)
-            if not done[0].done():
-                done[0].set_result(index)
+        for index, event in self._kept.release(safe):
+            if not event[0].done():
+                event[0].set_result(index)
 
     def _make_room(self) -> None:
         waiting = len(self._in_flight)
         size = self._bytes
         if self._level == "quorum":
             waiting += len(self._kept)
-            size += self._kept_bytes
+            size += self._kept.bytes
         if waiting < self._window and size < self._window_bytes:
             self._is_full = False
             self._has_room.set()
@@ -628,9 +562,7 @@ class Publisher(Listener):
     def _fail_all(self, why: str) -> None:
         entries, self._in_flight = self._in_flight, {}
         if self._level == "quorum":
-            entries = {**{number: entry for number, (_, entry) in self._kept.items()}, **entries}
-            self._kept.clear()
-            self._kept_bytes = 0
+            entries = {number: entry for number, _, entry in self._kept.clear()} | entries
         for number, entry in entries.items():
             identity = f"{self._name.decode()}-{number}"
             self._fail(
@@ -650,10 +582,13 @@ class Publisher(Listener):
 
     def on_up(self) -> None:
         """Send again, in order, what was not acknowledged."""
+        if not self._located:
+            return
         if self._entry is not None:
             if self._reports_sid is not None:
                 self._connection.unsubscribe(self._reports_sid)
                 self._reports_sid = None
+            self._reports.clear()
             self._asked = 0.0
             self._restart()
             return
@@ -664,41 +599,65 @@ class Publisher(Listener):
             self._restart()
 
     def on_route(self, entry: TopicEntry) -> None:
-        """The topic has another home, or other replicas."""
-        self._entry = entry
+        """The topic has another home, or other replicas, or another level."""
+        before, self._entry = self._entry, entry
+        assert before is not None
         if self._ack is None and self._level != entry.settings.ack:
-            self._level = entry.settings.ack
-            if self._watch is None and self._level != "outbox":
-                self._watch = self._loop.call_later(LOOK, self._look)
+            self._change_level(entry.settings.ack)
         self._wait = RETRY_FIRST
         self._asked = 0.0
         if self._asking is not None:
             self._asking.cancel()  # it may wait for a replica that is gone
             self._asking = None
-        if entry.forgetful and self._level != "outbox":
-            if self._recalling is not None:
-                self._recalling.cancel()
+        recalls = self._recalling is not None
+        if self._recalling is not None:
+            self._recalling.cancel()
+            self._recalling = None
+        if entry.epoch != before.epoch:
+            self._reports.clear()
+            self._take_back(entry.fork(before.epoch))
+            recalls = entry.forgetful
+        if recalls and self._in_flight and self._level != "outbox":
             self._recalling = self._loop.create_task(self._recall(entry))
         if self._connection.is_up:
             self._restart()
             self._reach()
 
+    def _take_back(self, fork: int) -> None:
+        """Send again what was acknowledged and is not part of the history: beyond `fork`."""
+        lost = self._kept.take_beyond(fork)
+        self._in_flight = lost | self._in_flight  # older than all in flight
+        self._bytes += sum(len(entry[1]) for entry in lost.values())
+        self._acked_last = min(self._acked_last, fork)
+
+    def _change_level(self, level: Ack) -> None:
+        """The topic's owner asks for another level. What waits for replicas has reached its home,
+        and if that is enough now, it waits no more."""
+        self._level = level
+        if level != "quorum":
+            for index, entry in self._kept:
+                if not entry[0].done():
+                    entry[0].set_result(index)
+            self._make_room()
+
     def on_gone(self) -> None:
         """The topic was deleted. One of its name may be made again, and is looked for then."""
         self._entry = None
         self._located = False
-        self._kept.clear()
-        self._kept_bytes = 0
+        self._holding = False
+        self._pause()
+        kept = {number: entry for number, _, entry in self._kept.clear()}
+        self._bytes += sum(len(entry[1]) for entry in kept.values())
+        self._in_flight = kept | self._in_flight
+        self._acked_last = 0
         self._give_up(unknown_topic(self._topic))
 
     async def _recall(self, entry: TopicEntry) -> None:
         """Find what the new home has of what we would send it again; then go on."""
         try:
-            while (self._in_flight or self._kept) and self._entry is entry:
-                numbers = {_id_of(item[1]): number for number, item in self._in_flight.items()}
-                first = min(self._oldest_kept or self._acked_last, self._acked_last) + 1
-                if self._oldest_kept:
-                    first = min(first, self._oldest_kept)
+            while self._in_flight and self._entry is entry:
+                numbers = {id_of(item[1]): number for number, item in self._in_flight.items()}
+                first = self._acked_last + 1
                 try:
                     found = await stored_ids(
                         self._connection, entry.home, entry.stream, first, entry.base, set(numbers)
@@ -716,7 +675,6 @@ class Publisher(Listener):
         finally:
             if self._entry is entry:
                 self._recalling = None
-        self._oldest_kept = 0
         self._make_room()
         if self._open and self._connection.is_up:
             self._progressed = self._loop.time()
@@ -727,7 +685,7 @@ class Publisher(Listener):
         before it, so all of it is given up together."""
         oldest = next(iter(self._in_flight.values()), None)
         if oldest is None and self._level == "quorum":
-            oldest = next((entry for _, entry in self._kept.values()), None)
+            oldest = self._kept.oldest()
         if oldest is not None and now - oldest[2] > self._timeout:
             self._fail_all(f"no acknowledgement: {self.why()}")
 
@@ -757,12 +715,3 @@ class Publisher(Listener):
         self._open = False
         self._fail_all(error.what)
         self._finish()
-
-
-def _id_of(frame: bytes) -> str:
-    start = frame.index(b"Nats-Msg-Id:") + len(b"Nats-Msg-Id:")
-    return frame[start : frame.index(b"\r", start)].decode()
-
-
-def _is_nobody(head: bytes) -> bool:
-    return bool(head) and status_of(head) == NO_RESPONDERS

@@ -15,6 +15,7 @@ No record holds a secret: links are opened with key pairs, and only public keys 
 
 from __future__ import annotations
 
+import sys
 from datetime import datetime
 from typing import Literal
 
@@ -102,6 +103,12 @@ class TopicEntry(msgspec.Struct, frozen=True, kw_only=True):
     def stream(self) -> str:
         """The name of the topic's stream."""
         return stream_of(self.name)
+
+    def fork(self, epoch: int) -> int:
+        """The last index up to which the history as of an earlier `epoch` is still the topic's."""
+        if epoch < self.lineage[0][0] - 1:
+            return 0  # too long ago to tell
+        return min((base for later, base in self.lineage if later > epoch), default=sys.maxsize)
 
 
 class CopyRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,79 @@
+"""One event on its way to the engine: the frame that is sent, and the answer to it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+
+import msgspec
+
+from skerry.engine.jetstream import error_of
+from skerry.engine.wire import NO_RESPONDERS, Connection
+from skerry.errors import BadSetting, EngineError, EventTooLarge, SkerryError
+from skerry.log.topics import unknown_topic
+from skerry.model.event import status_of
+
+ACK = re.compile(rb'\{"stream":"[^"]*",(?:"domain":"[^"]*",)? ?"seq":(\d+)')
+"""An acknowledgement, with the index."""
+
+InFlight = tuple[asyncio.Future[int], bytes, float, str]
+"""What waits for its acknowledgement: the caller's future, the frame to send again, when it was
+sent, and its topic. A bare tuple: one is made for every event."""
+
+
+def new_id() -> str:
+    """An id that nobody else has."""
+    return secrets.token_hex(8)
+
+
+def check_size(connection: Connection, size: int) -> None:
+    """Refuse what the engine would end the connection for."""
+    if size > connection.info.max_payload:
+        raise EventTooLarge(
+            f"the event has {size} bytes, the engine takes {connection.info.max_payload}",
+            "Split the payload, or raise the site's --max-event-bytes.",
+        )
+
+
+def payload_of(data: bytes | str) -> bytes:
+    """What a caller may publish, as bytes."""
+    if isinstance(data, bytes):
+        return data
+    if isinstance(data, str):
+        return data.encode()
+    if isinstance(data, bytearray | memoryview):
+        return bytes(data)
+    raise BadSetting(f"a payload is bytes or text, not {type(data).__name__}", "Encode it first.")
+
+
+def outcome_of(topic: str, head: bytes, data: bytes) -> int | SkerryError:
+    """What the engine answered to a publish: an index, or why there is none."""
+    if match := ACK.match(data):
+        return int(match.group(1))
+    if is_nobody(head):
+        return unknown_topic(topic)
+    try:
+        return error_of(msgspec.json.decode(data)) or EngineError("the engine answered nonsense")
+    except msgspec.DecodeError:
+        return EngineError(f"the engine answered a publish with {data[:80]!r}")
+
+
+def is_nobody(head: bytes) -> bool:
+    """Whether the answer says that nobody takes what was sent there."""
+    return bool(head) and status_of(head) == NO_RESPONDERS
+
+
+def aimed(frame: bytes, prefix: bytes, inbox: bytes) -> bytes:
+    """The frame of an event, for another home and with another place for the answer."""
+    line, _, rest = frame.partition(b"\r\n")
+    _, subject, reply, size, total = line.split(b" ")
+    name = subject.split(b".", 3 if subject[:2] == b"s." else 2)[-1]
+    number = reply[reply.rindex(b".") + 1 :]
+    return b"HPUB %b%b %b%b %b %b\r\n%b" % (prefix, name, inbox, number, size, total, rest)
+
+
+def id_of(frame: bytes) -> str:
+    """The id of the event in a frame."""
+    start = frame.index(b"Nats-Msg-Id:") + len(b"Nats-Msg-Id:")
+    return frame[start : frame.index(b"\r", start)].decode()
