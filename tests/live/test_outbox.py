@@ -19,6 +19,7 @@ from skerry.errors import OutcomeUnknown, Unavailable
 from skerry.testing import LocalFabric, LocalSite, WanFabric
 from tests.conftest import until
 from tests.live.faults import refused
+from tests.live.test_links import linked
 from tests.live.test_plain import Device, nats_client
 from tests.live.test_replicas import (
     by_client,
@@ -352,6 +353,12 @@ async def received(device: Device, count: int) -> list[str]:
     return [data.decode() for _, data in device.received]
 
 
+async def are_linked(fabric: LocalFabric) -> None:
+    """Wait until farm and lab are linked. While an engine takes its configuration anew, it may lose
+    what it asks itself, and refuses an MQTT subscription five seconds later."""
+    await until(lambda: linked(fabric, "farm", "lab"))
+
+
 async def publish_by(source: str, client: Client, writer: Device) -> list[str]:
     """Publish ten events by the SDK, by the outbox or by MQTT; what they hold."""
     texts = [f"{source} {number}" for number in range(10)]
@@ -381,6 +388,7 @@ async def test_an_mqtt_subscriber_at_another_site_gets_every_event_once(
         Device(fabric["farm"], "writer") as writer,
     ):
         await client.create_topic("t", replicas=1, spread="lab")
+        await are_linked(fabric)
         assert await reader.subscribe("t/t/#", qos) == qos
         expected: list[str] = []
         for source in sources:
@@ -406,6 +414,7 @@ async def test_an_mqtt_subscriber_gets_every_event_once_while_other_sites_take_m
     ):
         replica = "lab" if home == "farm" else "farm"
         await client.create_topic("t", home=home, replicas=1, spread=replica)
+        await are_linked(fabric)
         assert await reader.subscribe("t/t/#", qos) == qos
         await other.subscribe("t/t/#", 1)
         expected: list[str] = []
