@@ -532,7 +532,8 @@ async def test_a_home_that_is_cut_off_and_replaced_takes_nothing_until_it_is_bac
 
 
 @needs_wan
-async def test_a_home_that_went_on_alone_brings_its_events_back_once() -> None:
+@pytest.mark.parametrize("restarted", [False, True], ids=["", "site restarted"])
+async def test_a_home_that_went_on_alone_brings_its_events_back_once(restarted: bool) -> None:
     async with WanFabric(SITES, delay=0.002) as fabric:
 
         async def begin(client: Client) -> None:
@@ -549,6 +550,9 @@ async def test_a_home_that_went_on_alone_brings_its_events_back_once() -> None:
         await fabric.wan.cut("farm")
         await has_lost(fabric, "farm", "hub")
         assert await fabric.run("farm", by_client(alone)) == list(range(11, 31))
+        if restarted:
+            await fabric.crash("farm")
+            await fabric.start("farm")
         assert await fabric.run("lab", by_client(together)) == list(range(11, 41))
         await fabric.wan.heal("farm")
         for site in ("lab", "farm"):
