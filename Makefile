@@ -25,7 +25,7 @@ help: ## list the targets
 demo: $(STAMP) ## run the demonstration
 	@$(PY) -m examples.demo
 
-test: $(STAMP) ## run the tests; ARGS="-k name -x" goes to pytest
+test: $(STAMP) ## run the tests; ARGS="-k name -x" goes to pytest, -n0 is one process
 	$(PY) -m pytest $(ARGS)
 
 soak: $(STAMP) ## a campaign of faults against real sites; ARGS="--seed 7 --minutes 10", root for cuts

@@ -524,7 +524,8 @@ def test_a_move_to_nowhere_is_refused(hub: Path, options: list[str], code: int, 
     result = skerry(hub, "topic", "move", name, *options)
     assert (result.code, result.out) == (code, "")
     assert what in result.err
-    assert (shown(hub, name)["home"], shown(hub, name)["epoch"]) == ("hub", 1)
+    topic = shown(hub, name)
+    assert (topic["home"], topic["epoch"]) == ("hub", 1)
 
 
 def test_a_move_needs_the_administrator(hub: Path) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 
 from skerry import Client
 from skerry.testing import LocalSite
-from tests.conftest import until
+from tests.conftest import beside, until
 
 ROUNDS = 22
 PUBLISHERS = 4
@@ -56,27 +56,22 @@ async def test_every_acknowledged_event_is_stored_once_in_order_and_delivered() 
     stop = asyncio.Event()
     async with LocalSite() as site, site.connect() as client, site.connect() as reader:
         await client.create_topic("crash")
-        followers = [
-            asyncio.create_task(follow(reader, f"sub{n}", seen[n])) for n in range(SUBSCRIBERS)
-        ]
-        await until(lambda: _subscribed(client))
-        publishers = [
-            asyncio.create_task(publish_until(stop, client, f"p{n}", acks))
-            for n in range(PUBLISHERS)
-        ]
-        for number in range(ROUNDS):
-            await until(more_than(acks, len(acks) + 200))
-            await asyncio.sleep(chance.uniform(0, 0.2))
-            site.kill_engine()
-            await until(partial(restarted, site, number + 1))
-        await until(more_than(acks, len(acks)))
-        stop.set()
-        sent = sum(await asyncio.gather(*publishers))
-        log = [(event.index, event.data.decode()) async for event in client.read("crash")]
-        await until(lambda: all(len(s) >= len(log) for s in seen), 60)
-        for task in followers:
-            task.cancel()
-        await asyncio.gather(*followers, return_exceptions=True)
+        async with beside(*(follow(reader, f"sub{n}", seen[n]) for n in range(SUBSCRIBERS))):
+            await until(lambda: _subscribed(client))
+            publishers = [
+                asyncio.create_task(publish_until(stop, client, f"p{n}", acks))
+                for n in range(PUBLISHERS)
+            ]
+            for number in range(ROUNDS):
+                await until(more_than(acks, len(acks) + 200))
+                await asyncio.sleep(chance.uniform(0, 0.2))
+                site.kill_engine()
+                await until(partial(restarted, site, number + 1))
+            await until(more_than(acks, len(acks)))
+            stop.set()
+            sent = sum(await asyncio.gather(*publishers))
+            log = [(event.index, event.data.decode()) async for event in client.read("crash")]
+            await until(lambda: all(len(s) >= len(log) for s in seen), 60)
 
     assert len(acks) == sent, "every publish was acknowledged in the end"
     copies = Counter(text for _, text in log)

@@ -188,7 +188,7 @@ async def test_an_unknown_outcome_is_said_in_bounded_time(site: LocalSite) -> No
 
 
 async def test_closing_the_client_ends_what_is_in_flight(site: LocalSite) -> None:
-    client = site.connect()
+    client = site.connect(timeout=2)
     await client.open()
     await client.create_topic("t")
     site.freeze_engine()

@@ -12,7 +12,9 @@ from skerry import Client, Publisher
 from skerry.testing import LocalSite
 from tests.conftest import until
 
-TOPICS = 10_000
+TOPICS = int(os.environ.get("SKERRY_TOPICS", "2000"))
+"""More than the engine lists in one answer, also by name. With 10 000 it takes a minute."""
+SUB_TOPICS = 10_000
 AT_ONCE = 64
 
 
@@ -29,7 +31,7 @@ async def create_all(client: Client, count: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_ten_thousand_topics_are_kept_across_a_restart(tmp_path: Path) -> None:
+async def test_thousands_of_topics_are_kept_across_a_restart(tmp_path: Path) -> None:
     names = {f"room/{number}" for number in range(TOPICS)}
     last = f"room/{TOPICS - 1}"
     async with LocalSite(data=tmp_path) as site, site.connect() as client:
@@ -48,15 +50,15 @@ async def test_ten_thousand_topics_are_kept_across_a_restart(tmp_path: Path) -> 
 async def test_ten_thousand_sub_topics_share_one_log(client: Client) -> None:
     await client.create_topic("building")
     async with client.publisher("building") as publisher:
-        for number in range(TOPICS):
+        for number in range(SUB_TOPICS):
             await publisher.send(str(number), topic=f"building/floor{number % 100}/{number}")
     topic = await client.topic("building")
-    assert (topic.events, topic.latest_index) == (TOPICS, TOPICS)
+    assert (topic.events, topic.latest_index) == (SUB_TOPICS, SUB_TOPICS)
     assert [topic.name for topic in await client.topics()] == ["building"]
     [event] = [event async for event in client.read("building/floor7/4207")]
     assert (event.index, event.data) == (4208, b"4207")
     floor = [int(event.data) async for event in client.read("building/floor7")]
-    assert floor == list(range(7, TOPICS, 100))
+    assert floor == list(range(7, SUB_TOPICS, 100))
     assert await client.latest_index("building/floor7") == 9908
 
 

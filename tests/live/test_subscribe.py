@@ -11,7 +11,7 @@ import pytest
 
 from skerry import Client, Subscription, errors
 from skerry.testing import LocalSite
-from tests.conftest import until
+from tests.conftest import beside, until
 
 
 async def take(subscription: Subscription, count: int) -> list[bytes]:
@@ -209,13 +209,10 @@ async def test_two_readers_share_a_durable_subscription(client: Client) -> None:
                 seen.append(event.index)
                 subscription.ack(event)
 
-        workers = [asyncio.create_task(work(s)) for s in (one, two)]
-        for n in range(100):
-            await client.publish("t", str(n))
-        await until(lambda: len(seen) >= 100)
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+        async with beside(work(one), work(two)):
+            for n in range(100):
+                await client.publish("t", str(n))
+            await until(lambda: len(seen) >= 100)
     assert sorted(seen) == list(range(1, 101))
 
 

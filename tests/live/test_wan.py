@@ -7,7 +7,6 @@ import contextlib
 import math
 import os
 import socket
-import statistics
 import struct
 import subprocess
 import sys
@@ -32,7 +31,7 @@ pytestmark = pytest.mark.skipif(
 
 SITES = ["hub", "farm", "lab"]
 SLACK = 0.005
-"""Seconds that the median of an emulated path may take beyond its sum."""
+"""Seconds that a ping takes at the most beyond the sum of its path, while the machine is idle."""
 NAMESPACES = Path("/run/netns")
 
 
@@ -89,11 +88,15 @@ def pinger(wan: Wan, source: str) -> Iterator[Pinger]:
 
 
 async def check_path(wan: Wan, source: str, target: str, there_and_back: float) -> None:
-    """No ping is faster than the path, and the median is hardly slower."""
-    with pinger(wan, source) as ping:
-        times = [await ping.round_trip(target) for _ in range(11)]
-    assert min(times) >= there_and_back
-    assert statistics.median(times) <= there_and_back + SLACK
+    """No ping is faster than the path, and there are some that are hardly slower: all would be,
+    were the path longer, and most may be while the machine is busy."""
+    close = 0
+    async with asyncio.timeout(60):
+        with pinger(wan, source) as ping:
+            while close < 3:
+                taken = await ping.round_trip(target)
+                assert taken >= there_and_back
+                close += taken <= there_and_back + SLACK
 
 
 async def reaches(wan: Wan, source: str, target: str) -> bool:
@@ -472,7 +475,8 @@ async def test_a_cancelled_call_does_not_confuse_the_next(wan: Wan) -> None:
         call = asyncio.create_task(wan.counts())
         await asyncio.sleep(0)
         call.cancel()
-        await asyncio.gather(call, return_exceptions=True)
+        with contextlib.suppress(asyncio.CancelledError):
+            await call
         await wan.cut("farm")
         await wan.heal("farm")
     assert await reaches(wan, "hub", "farm")

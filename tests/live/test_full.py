@@ -1,0 +1,107 @@
+"""A replica without room: the topic goes on without it, it does not lead, and it catches up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skerry import Client
+from skerry.cli.diagnosis import check_log
+from skerry.model.topic import Ack
+from skerry.testing import LocalFabric, LocalSite
+from tests.conftest import until
+from tests.live.test_folder import CHUNK, fill, publish_until_full, small_disk
+from tests.live.test_replicas import SITES, has, last_at, log_at
+
+
+async def publish_chunks(client: Client, count: int, ack: Ack | None = None) -> int:
+    """Publish events that take room, one after the other; the index of the last."""
+    return [await client.publish("t", os.urandom(CHUNK), ack=ack) for _ in range(count)][-1]
+
+
+def complaints(data: Path) -> str:
+    """What `skerry doctor` says of the log of a site's engine."""
+    return " ".join(finding.what for finding in check_log(data / "engine.log"))
+
+
+async def last_is(site: LocalSite, last: int) -> bool:
+    return await last_at(site, "t") == last
+
+
+async def same_everywhere(fabric: LocalFabric, last: int) -> None:
+    """Every site gets the whole log, and the same."""
+    for site in SITES:
+        await has(fabric[site], "t", last)
+    hub, farm, lab = [await log_at(fabric[site], "t") for site in SITES]
+    assert hub == farm == lab
+    assert [index for index, _ in hub] == list(range(1, last + 1))
+
+
+async def test_a_topic_goes_on_while_a_replica_is_over_its_quota() -> None:
+    """Home at farm, replicas at hub and lab, where another topic has taken all room."""
+    quota: dict[str, Any] = {"max_store": 4_000_000}
+    async with (
+        LocalFabric(SITES, each={"lab": quota}) as fabric,
+        fabric.connect("hub") as client,
+    ):
+        await client.create_topic("t", home="farm", replicas=2, spread="hub,lab")
+        await client.publish("t", "small", ack="quorum")
+        await has(fabric["lab"], "t", 1)
+        await client.create_topic("greedy", home="lab")
+        await publish_until_full(client, "greedy")
+
+        assert await publish_chunks(client, 4, "home") == 5
+        assert await publish_chunks(client, 4, "quorum") == 9
+        assert await last_at(fabric["lab"], "t") < 9
+        await until(lambda: "insufficient resources" in complaints(fabric.root / "lab"))
+
+        await fabric.crash("farm")
+        assert await publish_chunks(client, 1) == 10
+        assert (await client.topic("t")).home == "hub"
+        waiting = asyncio.create_task(client.publish("t", "last", ack="quorum", timeout=60))
+        await until(lambda: last_is(fabric["hub"], 11))
+        assert not waiting.done()  # two of three have to hold it: farm is away, and lab is full
+        await fabric.stop("lab")
+        quota.clear()
+        await fabric.start("lab")
+        assert await waiting == 11
+        await fabric.start("farm")
+        await same_everywhere(fabric, 11)
+
+
+async def test_a_topic_goes_on_while_the_disk_of_a_replica_is_full(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its engine then stores nothing at all, and does not say how far it is. So nobody can replace
+    the home until there is room: farm may have had events that lab alone has too."""
+    quota = {"max_store": 1_000_000_000}  # more than the disk has, so that it meets a real ENOSPC
+    fabric = LocalFabric(SITES, each={"lab": quota})
+    with small_disk(fabric.root / "lab") as disk:
+        async with fabric, fabric.connect("hub") as client:
+            await client.create_topic("t", home="farm", replicas=2, spread="hub,lab")
+            await client.publish("t", "small", ack="quorum")
+            await has(fabric["lab"], "t", 1)
+            fill(disk)
+
+            assert await publish_chunks(client, 4, "home") == 5
+            assert await publish_chunks(client, 4, "quorum") == 9
+            await until(lambda: f"the disk of {disk} is full" in caplog.text)
+
+            await fabric.crash("farm")
+            waiting = asyncio.create_task(client.publish("t", "last", timeout=60))
+            hub = fabric.agent("hub").fabric
+            assert hub is not None
+            assert hub.leader is not None
+            dead = hub.leader.dead
+            await until(lambda: "farm" in dead)
+            assert (await client.topic("t")).home == "farm"
+            subprocess.run(["mount", "-o", "remount,size=96m", disk], check=True)
+            assert await waiting == 10
+            assert (await client.topic("t")).home == "hub"
+            await fabric.start("farm")
+            await same_everywhere(fabric, 10)
