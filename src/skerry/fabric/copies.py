@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -137,10 +137,6 @@ class Copies:
                 return entry
         return None
 
-    def homes(self) -> list[str]:
-        """The topics whose home is here."""
-        return [local.name for local in self._locals.values() if local.kind == "home"]
-
     @property
     def hub(self) -> str:
         """The site where others meet that cannot be linked."""
@@ -155,29 +151,60 @@ class Copies:
         """The topic's stream here."""
         return self._locals.get(name)
 
-    async def reconcile(self, is_fresh: bool) -> None:
-        """Bring every log here in line with the directory, before clients may write. Without a
-        fresh directory, homes that others may have replaced stay shut, unless their topic says
-        `continue`."""
+    async def reconcile(self) -> None:
+        """Bring every log here in line with a fresh directory, before clients may write."""
         for local in list(self._locals.values()):
             entry = self.entry(local.name)
             if entry is None:
-                if is_fresh and local.is_ours:
+                if local.is_ours:
                     await self._forget(local)  # it was deleted while we were away
-                continue
-            may_be_replaced = len(entry.members) > 1 and entry.settings.on_partition == "stop"
-            is_shut = local.kind == "frozen" and entry.home == self.site and local.lease is None
-            if is_fresh and is_shut and entry.epoch == local.epoch:
+            elif self._is_shut(local, entry):
                 self._spawn(self._thaw(local.name, local.epoch))
+            else:
+                await self.settle(entry)
+        for entry in self._store.all("topic.", TopicEntry).values():
+            if self.site in entry.members and not self._local(entry.name).kind:
+                await self.settle(entry)
+
+    async def reconcile_alone(self, confirmed: Collection[str]) -> None:
+        """The same with what is known while the directory is away: of the homes that others may
+        have replaced only those in `confirmed` open, the others are shut."""
+        for local in list(self._locals.values()):
+            entry = self.entry(local.name)
+            if entry is None:
                 continue
-            if is_fresh or not (local.kind == "home" and may_be_replaced):
+            if local.name in confirmed or not self._may_be_replaced(entry):
                 await self.settle(entry)
             else:
-                await self._freeze(local)
-        if is_fresh:
-            for entry in self._store.all("topic.", TopicEntry).values():
-                if self.site in entry.members:
-                    await self.settle(entry)
+                await self.shut(local.name)
+
+    def _is_shut(self, local: Local, entry: TopicEntry) -> bool:
+        """Whether a home is shut that only this site can open again."""
+        return (
+            local.kind == "frozen"
+            and local.lease is None
+            and entry.home == self.site
+            and entry.epoch == local.epoch
+        )
+
+    def _may_be_replaced(self, entry: TopicEntry) -> bool:
+        """Whether others may replace a home here, and it is to stop before they do."""
+        return (
+            entry.home == self.site
+            and len(entry.members) > 1
+            and entry.settings.on_partition == "stop"
+        )
+
+    def exposed(self) -> list[TopicEntry]:
+        """The topics at home here that others may replace, without those that are shut."""
+        logs = [local for local in self._locals.values() if local.kind != "frozen"]
+        entries = filter(None, (self.entry(local.name) for local in logs))
+        return [entry for entry in entries if self._may_be_replaced(entry)]
+
+    def sealed(self, names: Iterable[str]) -> dict[str, int]:
+        """Of each topic that has a log here: the epoch that it is sealed for."""
+        found = ((name, self._locals.get(name)) for name in names)
+        return {name: local.copy.sealed for name, local in found if local and local.kind}
 
     # What the leader asks for
 
@@ -258,12 +285,13 @@ class Copies:
             except Unavailable:
                 await asyncio.sleep(1.0)
 
-    async def shut(self, name: str) -> None:
-        """Take no events for this topic: the coordination site is away, and the topic says stop."""
+    async def shut(self, name: str) -> bool:
+        """Take no events for this topic until the directory was asked. Whether it did so far."""
         local = self._local(name)
         async with local.lock:
-            if local.kind == "home":
-                await self._freeze(local)
+            was_open = local.kind == "home"
+            await self._freeze(local)
+            return was_open
 
     # What readers ask for
 

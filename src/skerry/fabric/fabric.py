@@ -40,6 +40,7 @@ from skerry.fabric.peers import Peers
 from skerry.fabric.progress import Progress
 from skerry.fabric.promotion import State
 from skerry.fabric.relay import UPSTREAM
+from skerry.fabric.standing import Standing
 from skerry.log.topics import topic_of, unknown_topic
 from skerry.model.control import (
     CreateRequest,
@@ -116,10 +117,10 @@ class Fabric(Listener):
         )  # fmt: skip
         self.outbox = Outbox(self._jetstream, self.site, self.copies, self.links, self._peers)
         self.progress = Progress(self._jetstream, self.copies)
+        self.standing = Standing(self.copies, self.links, self._peers, settings.silence)
         self.leader = Leader(self.site, self.store, self.links, self._ask) if self.leads else None
         self._control: Control | None = None
         self._since = datetime.now(UTC)
-        self._fence: asyncio.TimerHandle | None = None
         self._recovering: asyncio.Task[None] | None = None
         self._again = False
         self._settling = asyncio.Lock()
@@ -156,14 +157,13 @@ class Fabric(Listener):
     async def close(self) -> None:
         """Leave in order; topics stay as they are."""
         self._connection.unlisten(self)
-        if self._fence is not None:
-            self._fence.cancel()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self.leader is not None:
             await self.leader.close()
+        await self.standing.close()
         await self.progress.close()
         await self.outbox.close()
         await self.copies.close()
@@ -211,7 +211,11 @@ class Fabric(Listener):
                 "the coordination site %s is away; going on with what is known here",
                 self.store.origin,
             )
-        await self.copies.reconcile(is_fresh)
+        if is_fresh:
+            await self.copies.reconcile()
+        else:
+            await self.copies.reconcile_alone(await self.standing.confirmed())
+            self.standing.watch()
         await self.links.unlock()
         self.is_open = True
         return is_fresh
@@ -268,17 +272,11 @@ class Fabric(Listener):
         self._spawn(self._report(peer, is_up, how))
         if peer == self.store.origin:
             if is_up:
-                if self._fence is not None:
-                    self._fence.cancel()
-                    self._fence = None
                 self._recover()
                 for other in self.links.missing() - {peer}:
                     self._spawn(self._report(other, False, "closed"))
-            elif self._fence is None:
-                loop = asyncio.get_running_loop()
-                self._fence = loop.call_later(
-                    self._settings.silence, lambda: self._spawn(self._stand_alone())
-                )
+            else:
+                self.standing.watch()
 
     async def _report(self, peer: str, is_up: bool, how: str) -> None:
         """Tell the leader what we see, and then whether anybody listens there."""
@@ -321,19 +319,6 @@ class Fabric(Listener):
             return False
         return False
 
-    async def _stand_alone(self) -> None:
-        """The coordination site has been away for long enough that others may have replaced homes
-        here: those whose topic says so stop."""
-        self._fence = None
-        for name in self.copies.homes():
-            entry = self.copies.entry(name)
-            if entry is None or len(entry.members) == 1:
-                continue
-            if entry.settings.on_partition == "stop":
-                log.warning("%s takes no events: the coordination site is away", name)
-                with contextlib.suppress(SkerryError, Down):
-                    await self.copies.shut(name)
-
     async def _keep_presence(self) -> None:
         while True:
             homes, copies = self.copies.count()
@@ -367,6 +352,7 @@ class Fabric(Listener):
         serve("admin.site.remove", self._remove)
         serve("peer.seal", self._seal)
         serve("peer.state", self._state)
+        serve("peer.sealed", self._sealed)
         serve("peer.reached", self._reached)
         serve("peer.freeze", self._freeze)
         serve("peer.settle", self._settle_entry)
@@ -502,6 +488,9 @@ class Fabric(Listener):
 
     async def _state(self, data: bytes) -> State | None:
         return await self.copies.state(msgspec.json.decode(data, type=TopicName).name)
+
+    async def _sealed(self, data: bytes) -> dict[str, int]:
+        return self.copies.sealed(msgspec.json.decode(data, type=list[str]))
 
     async def _reached(self, data: bytes) -> State | None:
         request = msgspec.json.decode(data, type=_Reached)

@@ -57,8 +57,8 @@ is shut. A copy that was just told to follow another holder may take two seconds
 SEAL_TIME = 1.0
 """Seconds to wait for members' answers in an election; those whose link is down are not asked."""
 ALONE = 2.5
-"""Seconds after which one observer is enough. By then a home that lost us has shut itself, if its
-topic says `stop`."""
+"""Seconds after which one observer is enough. By then a home that lost its members as well has shut
+itself, if its topic says `stop`; one that lost only us does so when they are sealed."""
 ARRIVAL = 2.0
 """Seconds that a new topic waits for sites that are known and not heard yet."""
 ABSENT = 3.0

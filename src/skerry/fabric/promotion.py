@@ -105,6 +105,14 @@ def elect(
     return Decision(home, lineage[-1][0] + 1, best[1], (home, *others))
 
 
+def may_stay_open(epoch: int, members: Sequence[str], sealed: Mapping[str, int]) -> bool:
+    """Whether the home of `epoch` cannot have been replaced, as far as its members tell without
+    the directory: so many are not sealed for a later epoch that too few are left for an election.
+    `sealed` has the mark of each member that answered just now, the home included."""
+    free = [site for site in members if site in sealed and sealed[site] <= epoch]
+    return len(free) >= write_quorum(len(members))
+
+
 def may_cut_over(members: Sequence[str], states: Mapping[str, State], last: int) -> bool:
     """Whether a frozen home's log, which ends at `last`, is safe with the next `members`: so many
     of them hold it that any election among them would find it. `states` are those of copies whose
