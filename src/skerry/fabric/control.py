@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -12,6 +11,7 @@ from skerry import errors
 from skerry.engine.link import Down
 from skerry.engine.wire import Connection
 from skerry.errors import SkerryError
+from skerry.fabric.tasks import Tasks
 from skerry.model.control import Answer, Fault
 
 log = logging.getLogger("skerry.site")
@@ -28,7 +28,7 @@ class Control:
         self._connection = connection
         self._prefix = f"_sk.{site}."
         self._services: dict[str, Service] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks("a service")
 
     def serve(self, name: str, service: Service) -> None:
         """Answer requests to `name` (`open.status`) with what `service` returns."""
@@ -41,16 +41,12 @@ class Control:
 
     async def close(self) -> None:
         """Stop serving; requests under way are dropped, and their clients ask again."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
     def _on_request(self, subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
         name = subject.decode()[len(self._prefix) :]
         if reply.startswith(b"_INBOX."):  # nobody is answered into a log or the directory
-            task = asyncio.create_task(self._answer(name, reply.decode(), data))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.spawn(self._answer(name, reply.decode(), data))
 
     async def call(self, name: str, data: bytes) -> bytes:
         """What `name` answers, as JSON, without a detour through the engine."""

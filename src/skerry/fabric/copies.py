@@ -37,6 +37,7 @@ from skerry.fabric.promotion import LINEAGE_KEPT, Copy, State, is_forked, may_di
 from skerry.fabric.relay import Question, Relay
 from skerry.fabric.salvage import salvage
 from skerry.fabric.streams import MARKS, Local, copy_config, differs, home_config, learn
+from skerry.fabric.tasks import Tasks
 from skerry.fabric.tree import FANOUT, choose_parent
 from skerry.log.topics import unknown_topic
 from skerry.model.fabric import CopyRecord, TopicEntry, copy_key, topic_key
@@ -89,7 +90,7 @@ class Copies:
         self._deliver_plain = deliver_plain
         self._idle = idle
         self._locals: dict[str, Local] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks("work on a copy")
         self.durables = Durables(
             jetstream, site, store, links, peers, lambda name: self._local(name).copy.root
         )
@@ -115,15 +116,12 @@ class Copies:
     def start(self) -> None:
         """Begin to follow the directory."""
         self._store.watch("topic.", self._on_entry)
-        self._spawn(self._tend())
+        self._tasks.spawn(self._tend())
 
     async def close(self) -> None:
         """Stop; logs stay as they are."""
         await self.relay.close()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
 
     def entry(self, name: str) -> TopicEntry | None:
         """Where a topic lives, as far as this site knows."""
@@ -159,7 +157,7 @@ class Copies:
                 if local.is_ours:
                     await self._forget(local)  # it was deleted while we were away
             elif self._is_shut(local, entry):
-                self._spawn(self._thaw(local.name, local.epoch))
+                self._tasks.spawn(self._thaw(local.name, local.epoch))
             else:
                 await self.settle(entry)
         for entry in self._store.all("topic.", TopicEntry).values():
@@ -259,7 +257,7 @@ class Copies:
             loop = asyncio.get_running_loop()
             if local.lease is not None:
                 local.lease.cancel()
-            local.lease = loop.call_later(lease, lambda: self._spawn(self._thaw(name, epoch)))
+            local.lease = loop.call_later(lease, lambda: self._tasks.spawn(self._thaw(name, epoch)))
             info = await self._jetstream.stream(local.stream)
             assert info is not None
             local.copy.last = info["state"]["last_seq"]
@@ -451,7 +449,7 @@ class Copies:
         self._choose_parent(local, entry)
         self.relay.again(local.stream)
         if copy.label < entry.epoch:
-            self._spawn(self._catch_up(local, entry.epoch))
+            self._tasks.spawn(self._catch_up(local, entry.epoch))
 
     async def _make_copy(self, local: Local, entry: TopicEntry) -> None:
         local.copy = Copy(self.site)
@@ -461,7 +459,7 @@ class Copies:
         await self._jetstream.call(f"STREAM.CREATE.{local.stream}", config)
         local.kind = "copy"
         if local.copy.label < entry.epoch:
-            self._spawn(self._catch_up(local, entry.epoch))
+            self._tasks.spawn(self._catch_up(local, entry.epoch))
 
     async def _catch_up(self, local: Local, epoch: int) -> None:
         """Mark the copy as complete once it has reached the base."""
@@ -483,7 +481,7 @@ class Copies:
     def _replace(self, local: Local) -> None:
         """Replace a log that is not part of the history any more, in the background."""
         if local.work is None or local.work.done():
-            local.work = self._spawn(self._do_replace(local))
+            local.work = self._tasks.spawn(self._do_replace(local))
 
     async def _do_replace(self, local: Local) -> None:
         saved = 0
@@ -519,7 +517,7 @@ class Copies:
     def _replace_again(self, local: Local) -> None:
         entry = self.entry(local.name)
         if entry is not None:
-            self._spawn(self._settle_quietly(entry))
+            self._tasks.spawn(self._settle_quietly(entry))
 
     async def _salvage(self, local: Local, entry: TopicEntry) -> None:
         """Bring what only this former home has to the new one."""
@@ -593,11 +591,11 @@ class Copies:
         local = self._locals.get(name)
         if value is None:
             if local is not None:
-                self._spawn(self._forget(local))
+                self._tasks.spawn(self._forget(local))
             return
         entry = msgspec.json.decode(value, type=TopicEntry)
         if local is not None or self.site in entry.members:
-            self._spawn(self._settle_quietly(entry))
+            self._tasks.spawn(self._settle_quietly(entry))
 
     async def _settle_quietly(self, entry: TopicEntry) -> None:
         wait = 0.05
@@ -638,7 +636,7 @@ class Copies:
             place = choose_parent(self.site, entry, records, self._store.origin, is_there, distance)
             local.parent = place.parent
             if records.get(self.site) != place:
-                self._spawn(self._put_record(local, place))
+                self._tasks.spawn(self._put_record(local, place))
         self._links.want(local.parent)
 
     async def _put_record(self, local: Local, record: CopyRecord) -> None:
@@ -791,7 +789,7 @@ class Copies:
             local.stuck = now
         elif now - local.stuck > STUCK:
             local.stuck = now
-            self._spawn(self._ask_for_epoch(local))
+            self._tasks.spawn(self._ask_for_epoch(local))
 
     async def _ask_for_epoch(self, local: Local) -> None:
         with contextlib.suppress(SkerryError):
@@ -833,17 +831,6 @@ class Copies:
             if error.code == STREAM_NOT_FOUND:
                 local.kind = ""
             raise
-
-    def _spawn(self, work: Any) -> asyncio.Task[Any]:
-        task: asyncio.Task[Any] = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("work on a copy failed: %s", error, exc_info=error)
 
 
 def next_epoch(

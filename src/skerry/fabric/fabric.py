@@ -41,6 +41,7 @@ from skerry.fabric.progress import Progress
 from skerry.fabric.promotion import State
 from skerry.fabric.relay import UPSTREAM
 from skerry.fabric.standing import Standing
+from skerry.fabric.tasks import Tasks
 from skerry.log.topics import topic_of, unknown_topic
 from skerry.model.control import (
     CreateRequest,
@@ -124,7 +125,7 @@ class Fabric(Listener):
         self._recovering: asyncio.Task[None] | None = None
         self._again = False
         self._settling = asyncio.Lock()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks("the fabric's work")
         self.is_open = False
         """Whether this site has settled with the directory and lets clients write."""
 
@@ -150,17 +151,14 @@ class Fabric(Listener):
         await self._settle(FIRST_CONTACT)
         self.copies.start()
         self._connection.listen(self)
-        self._spawn(self._keep_presence())
+        self._tasks.spawn(self._keep_presence())
         if self.leader is not None:
-            self._spawn(self._keep_watch(self.leader))
+            self._tasks.spawn(self._keep_watch(self.leader))
 
     async def close(self) -> None:
         """Leave in order; topics stay as they are."""
         self._connection.unlisten(self)
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
         if self.leader is not None:
             await self.leader.close()
         await self.standing.close()
@@ -244,7 +242,7 @@ class Fabric(Listener):
     def _recover(self) -> None:
         self._again = True
         if self._recovering is None or self._recovering.done():
-            self._recovering = self._spawn(self._do_recover())
+            self._recovering = self._tasks.spawn(self._do_recover())
 
     async def _do_recover(self) -> None:
         """Settle anew, again and again until the directory could be asked."""
@@ -269,12 +267,12 @@ class Fabric(Listener):
         self.copies.on_link(peer, is_up)
         if is_up:
             self.outbox.on_link(peer)
-        self._spawn(self._report(peer, is_up, how))
+        self._tasks.spawn(self._report(peer, is_up, how))
         if peer == self.store.origin:
             if is_up:
                 self._recover()
                 for other in self.links.missing() - {peer}:
-                    self._spawn(self._report(other, False, "closed"))
+                    self._tasks.spawn(self._report(other, False, "closed"))
             else:
                 self.standing.watch()
 
@@ -657,17 +655,6 @@ class Fabric(Listener):
         return Welcome(
             fabric=self.membership.id, name=self.membership.name, coordinator=mine_record
         )
-
-    def _spawn(self, work: Any) -> asyncio.Task[Any]:
-        task: asyncio.Task[Any] = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("the fabric's work failed: %s", error, exc_info=error)
 
 
 def as_topic(entry: TopicEntry, info: dict[str, Any] | None) -> Topic:

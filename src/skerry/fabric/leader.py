@@ -31,6 +31,7 @@ from skerry.errors import (
 from skerry.fabric.copies import next_epoch
 from skerry.fabric.links import Links
 from skerry.fabric.promotion import State, elect, may_cut_over
+from skerry.fabric.tasks import Tasks
 from skerry.log.topics import unknown_topic
 from skerry.model.control import CreateRequest, MoveRequest
 from skerry.model.fabric import (
@@ -111,14 +112,11 @@ class Leader:
         self._sealed: set[str] = set()
         """Topics whose members were asked to seal, and that have no new epoch yet."""
         self._failing: dict[str, asyncio.Task[None]] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks("the leader's work")
 
     async def close(self) -> None:
         """Stop."""
-        tasks = [*self._failing.values(), *self._tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
 
     # What is known
 
@@ -349,10 +347,10 @@ class Leader:
             await self._store.put(topic_key(entry.name), fresh)
         except BaseException:
             if frozen:  # it opens again by itself; sooner is better
-                self._spawn(self._reopen(entry))
+                self._tasks.spawn(self._reopen(entry))
             raise
         await self._settle_at(fresh.home, fresh)
-        self._spawn(self._settle_all(fresh))
+        self._tasks.spawn(self._settle_all(fresh))
         return fresh
 
     async def _reopen(self, entry: TopicEntry) -> None:
@@ -481,7 +479,7 @@ class Leader:
         """Replace every home at `site`."""
         task = self._failing.get(site)
         if task is None or task.done():
-            self._failing[site] = asyncio.create_task(self._fail_over(site))
+            self._failing[site] = self._tasks.spawn(self._fail_over(site))
 
     async def _fail_over(self, site: str) -> None:
         while site in self.dead:
@@ -635,11 +633,6 @@ class Leader:
                 await self._settle_at(site, entry)
 
         await asyncio.gather(*(settle(site) for site in entry.members if self.is_there(site)))
-
-    def _spawn(self, work: Any) -> None:
-        task: asyncio.Task[Any] = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def settings_of(name: str, given: dict[str, Any]) -> TopicSettings:

@@ -21,6 +21,7 @@ from skerry.fabric.copies import Copies
 from skerry.fabric.links import Links
 from skerry.fabric.peers import Peers
 from skerry.fabric.promotion import may_stay_open
+from skerry.fabric.tasks import Tasks
 from skerry.model.fabric import TopicEntry
 
 log = logging.getLogger("skerry.fabric")
@@ -38,20 +39,19 @@ class Standing:
         self.asked = 0
         """How often members were asked because the coordination site is away."""
         self._due = 0.0
+        self._tasks = Tasks("asking members")
         self._task: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
         """Stop."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._tasks.close()
 
     def watch(self) -> None:
         """The coordination site is away: ask the members from now on, until it is back."""
         loop = asyncio.get_running_loop()
         self._due = loop.time() + self._silence
         if self._task is None or self._task.done():
-            self._task = loop.create_task(self._watch())
+            self._task = self._tasks.spawn(self._watch())
 
     async def confirmed(self) -> set[str]:
         """The topics at home here that cannot have been replaced, as their members tell now. One
