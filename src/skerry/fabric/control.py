@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, overload
 
 import msgspec
 
@@ -16,7 +18,14 @@ from skerry.model.control import Answer, Fault
 
 log = logging.getLogger("skerry.site")
 
-Service = Callable[[bytes], Awaitable[object]]
+T = TypeVar("T")
+
+
+class Service(NamedTuple):
+    """What answers a request: `function`, called with the body decoded as `kind`."""
+
+    kind: Any
+    function: Callable[..., object]
 
 
 class Control:
@@ -30,9 +39,16 @@ class Control:
         self._services: dict[str, Service] = {}
         self._tasks = Tasks("a service")
 
-    def serve(self, name: str, service: Service) -> None:
-        """Answer requests to `name` (`open.status`) with what `service` returns."""
-        self._services[name] = service
+    @overload
+    def serve(self, name: str, kind: None, function: Callable[[], object]) -> None: ...
+
+    @overload
+    def serve(self, name: str, kind: type[T], function: Callable[[T], object]) -> None: ...
+
+    def serve(self, name: str, kind: Any, function: Callable[..., object]) -> None:
+        """Answer requests to `name` (`open.status`) with what `function` returns, at once or
+        awaited. It is given the request, of type `kind`; None: the request has no body."""
+        self._services[name] = Service(kind, function)
 
     def open(self) -> None:
         """Begin to answer. Whoever asks earlier finds nobody and asks again; a service that is
@@ -50,7 +66,11 @@ class Control:
 
     async def call(self, name: str, data: bytes) -> bytes:
         """What `name` answers, as JSON, without a detour through the engine."""
-        return msgspec.json.encode(await self._service(name)(data))
+        kind, function = self._service(name)
+        answer = function() if kind is None else function(msgspec.json.decode(data, type=kind))
+        if inspect.isawaitable(answer):
+            answer = await answer
+        return msgspec.json.encode(answer)
 
     def _service(self, name: str) -> Service:
         service = self._services.get(name)

@@ -246,6 +246,22 @@ class Copies:
         await self._advance(local, info["state"]["last_seq"])
         return self._state(local)
 
+    async def seal_all(self, topics: Iterable[tuple[str, int]]) -> dict[str, State]:
+        """Seal several: the states of those that a log is here of."""
+        topics = list(topics)
+        states = await asyncio.gather(*(self.seal(name, epoch) for name, epoch in topics))
+        names = [name for name, _ in topics]
+        return {name: state for name, state in zip(names, states, strict=True) if state}
+
+    async def reached(self, name: str, last: int, timeout: float) -> State | None:
+        """How far the log here is, once it holds index `last` or the time is over."""
+        deadline = self._connection.now() + timeout
+        while True:
+            state = await self.state(name)
+            if state is None or state.last >= last or self._connection.now() > deadline:
+                return state
+            await asyncio.sleep(0.001)
+
     async def freeze(self, name: str, epoch: int, lease: float) -> int:
         """Shut the home for a move; return its last index. If the directory does not change within
         `lease` seconds, it opens again by itself, under a new epoch."""
@@ -346,6 +362,10 @@ class Copies:
             if info is not None:
                 return info
         return await self._jetstream.stream(entry.stream)
+
+    async def streams(self) -> dict[str, Any]:
+        """All that the engine says of the logs here, by the names of their streams."""
+        return {info["config"]["name"]: info for info in await self._jetstream.streams()}
 
     async def prepare(self, entry: TopicEntry) -> None:
         """Have a copy, because this site is about to become a member."""

@@ -204,25 +204,16 @@ class Site:
         return fabric
 
     def _serve(self, control: Control, topics: Topics) -> None:
-        async def status(data: bytes) -> SiteStatus:
-            return await self.status()
-
-        async def create(data: bytes) -> Topic:
-            request = msgspec.json.decode(data, type=TopicRequest)
-            return await topics.create(request.name, _settings(request))
-
-        async def change(data: bytes) -> Topic:
-            request = msgspec.json.decode(data, type=TopicRequest)
+        async def change(request: TopicRequest) -> Topic:
             _settings(request)
             return await topics.change(request.name, request.settings)
 
-        async def delete(data: bytes) -> None:
-            await topics.delete(msgspec.json.decode(data, type=TopicName).name)
-
-        control.serve("open.status", status)
-        control.serve("open.topic.create", create)
-        control.serve("admin.topic.set", change)
-        control.serve("admin.topic.delete", delete)
+        control.serve("open.status", None, self.status)
+        control.serve(
+            "open.topic.create", TopicRequest, lambda r: topics.create(r.name, _settings(r))
+        )
+        control.serve("admin.topic.set", TopicRequest, change)
+        control.serve("admin.topic.delete", TopicName, lambda r: topics.delete(r.name))
 
     def _check_exposure(self) -> None:
         settings = self.settings
