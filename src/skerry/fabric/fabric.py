@@ -29,10 +29,12 @@ from skerry.fabric.links import Links
 from skerry.fabric.outbox import Outbox
 from skerry.fabric.peers import Peers
 from skerry.fabric.progress import Progress
+from skerry.fabric.readers import Readers
 from skerry.fabric.relay import UPSTREAM
 from skerry.fabric.services import Services
 from skerry.fabric.standing import Standing
 from skerry.fabric.tasks import Tasks
+from skerry.fabric.upkeep import Upkeep
 from skerry.log.topics import topic_of
 from skerry.model.control import CreateRequest
 from skerry.model.fabric import FabricRecord, Presence, SiteRecord, TopicEntry, site_key, up_key
@@ -75,8 +77,12 @@ class Fabric(Listener):
         self.links = Links(connection, system, ACCOUNT, settings, folder, ports, membership, self)
         self.copies = Copies(
             self._jetstream, self.site, membership.id, self.store, self.links, self._peers,
-            settings.deliver_plain, settings.link_idle,
+            settings.deliver_plain,
         )  # fmt: skip
+        self.readers = Readers(self._jetstream, self.copies, self.links, self._peers)
+        self._upkeep = Upkeep(
+            self.copies, self.readers, self.links, self._peers, settings.link_idle
+        )
         self.outbox = Outbox(self._jetstream, self.site, self.copies, self.links, self._peers)
         self.progress = Progress(self._jetstream, self.copies)
         self.standing = Standing(self.copies, self.links, self._peers, settings.silence)
@@ -105,13 +111,14 @@ class Fabric(Listener):
         await self.store.open()
         if self.leads:
             await self._found()
-        await self.copies.load(streams)
+        self.copies.load(streams)
         Services(self).register(control)
         control.open()
         self.links.start(self.store)
         await self.outbox.open()
         await self._settle(FIRST_CONTACT)
         self.copies.start()
+        self._upkeep.start()
         self._connection.listen(self)
         self._tasks.spawn(self._keep_presence())
         if self.leader is not None:
@@ -126,6 +133,7 @@ class Fabric(Listener):
         await self.standing.close()
         await self.progress.close()
         await self.outbox.close()
+        await self._upkeep.close()
         await self.copies.close()
         await self.links.close()
         await self.store.close()
@@ -212,7 +220,7 @@ class Fabric(Listener):
             self._again = False
             try:
                 await self.links.wake()
-                await self.copies.load(await self._jetstream.streams())
+                self.copies.load(await self._jetstream.streams())
                 if not await self._settle(1.0 if self.is_open else FIRST_CONTACT):
                     self._again = self.store.origin in self.links.up
             except (SkerryError, Down) as error:
@@ -226,7 +234,7 @@ class Fabric(Listener):
     def on_link(self, peer: str, is_up: bool, how: str) -> None:
         """A link changed."""
         log.info("link to %s: %s", peer, how)
-        self.copies.on_link(peer, is_up)
+        self.copies.following.on_link(peer, is_up)
         if is_up:
             self.outbox.on_link(peer)
         self._tasks.spawn(self._report(peer, is_up, how))

@@ -28,9 +28,8 @@ from skerry.errors import (
     Unavailable,
     UnknownSite,
 )
-from skerry.fabric.copies import next_epoch
 from skerry.fabric.links import Links
-from skerry.fabric.promotion import State, elect, may_cut_over
+from skerry.fabric.promotion import State, elect, may_cut_over, next_epoch
 from skerry.fabric.tasks import Tasks
 from skerry.log.topics import unknown_topic
 from skerry.model.control import CreateRequest, MoveRequest

@@ -30,6 +30,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from skerry.model.fabric import TopicEntry
+
 Lineage = Sequence[tuple[int, int]]
 """Epochs and their bases, the oldest kept first, the current one last."""
 
@@ -161,6 +163,21 @@ def confirmed(home_last: int, epoch: int, members: int, states: Iterable[State])
         return home_last
     lasts = sorted((state.last for state in states if state.label == epoch), reverse=True)
     return min(home_last, lasts[need - 1]) if len(lasts) >= need else 0
+
+
+def next_epoch(
+    entry: TopicEntry, members: tuple[str, ...], base: int, young: bool = False
+) -> TopicEntry:
+    """The entry of the epoch after `entry`; its home, the first of `members`, begins at `base`."""
+    lineage = (*entry.lineage, (entry.epoch + 1, base))[-LINEAGE_KEPT:]
+    return msgspec.structs.replace(
+        entry,
+        home=members[0],
+        epoch=entry.epoch + 1,
+        members=members,
+        lineage=lineage,
+        forgetful=young or (entry.forgetful and members[0] == entry.home),
+    )
 
 
 class Copy:

@@ -68,6 +68,7 @@ class Services:
     def __init__(self, part: Fabric) -> None:
         self._part = part
         self._copies = part.copies
+        self._readers = part.readers
         self._links = part.links
         self._store = part.store
 
@@ -114,8 +115,8 @@ class Services:
             lambda r: copies.durables.take(r.name, r.subscription),
         )
         serve("peer.homes", None, copies.streams)
-        serve("peer.hold", TopicName, lambda r: copies.ensure(r.name))
-        serve("peer.holding", TopicName, lambda r: copies.holding(r.name))
+        serve("peer.hold", TopicName, lambda r: self._readers.ensure(r.name))
+        serve("peer.holding", TopicName, lambda r: copies.following.holding(r.name))
         serve("peer.removed", None, self._part.removed)
 
     def _at_the_leader(self, control: Control, leader: Leader) -> None:
@@ -154,7 +155,7 @@ class Services:
         return await self._topic(await self._part.lead("topic.move", TopicEntry, request))
 
     async def _topic(self, entry: TopicEntry) -> Topic:
-        return as_topic(entry, await self._copies.look(entry))
+        return as_topic(entry, await self._readers.look(entry))
 
     async def _show(self, request: TopicName) -> Topic:
         entry = self._copies.entry(request.name)
@@ -191,7 +192,7 @@ class Services:
         return self._copies.owner(request.name) is not None
 
     async def _want(self, request: Want) -> TopicEntry:
-        entry = await self._copies.ensure(request.name)
+        entry = await self._readers.ensure(request.name)
         if request.durable is not None:
             await self._copies.durables.fetch(entry, request.durable)
         return entry
