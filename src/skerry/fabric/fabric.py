@@ -24,8 +24,9 @@ from skerry.fabric.admission import Admission
 from skerry.fabric.control import Control
 from skerry.fabric.copies import Copies
 from skerry.fabric.join import Membership, site_record
-from skerry.fabric.leader import Leader, Lost
+from skerry.fabric.leader import Leader
 from skerry.fabric.links import Links
+from skerry.fabric.losses import Lost
 from skerry.fabric.outbox import Outbox
 from skerry.fabric.peers import Peers
 from skerry.fabric.progress import Progress

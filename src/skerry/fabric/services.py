@@ -19,8 +19,10 @@ import msgspec
 
 from skerry.errors import SkerryError, Unavailable
 from skerry.fabric.control import Control
+from skerry.fabric.demands import settings_of
 from skerry.fabric.join import JoinRequest
-from skerry.fabric.leader import FreezeRequest, Leader, Lost, SealRequest, settings_of
+from skerry.fabric.leader import FreezeRequest, Leader, SealRequest
+from skerry.fabric.losses import Lost
 from skerry.fabric.outbox import SourceRequest
 from skerry.log.topics import unknown_topic
 from skerry.model.control import (
