@@ -217,11 +217,19 @@ class Copies:
         return local.copy.root if local is not None else 0
 
     async def seal_all(self, topics: Iterable[tuple[str, int]]) -> dict[str, State]:
-        """Seal several: the states of those that a log is here of."""
-        topics = list(topics)
-        states = await asyncio.gather(*(self.seal(name, epoch) for name, epoch in topics))
-        names = [name for name, _ in topics]
-        return {name: state for name, state in zip(names, states, strict=True) if state}
+        """Seal several: the states of those that a log is here of. One that fails is left out, for
+        the others' elections must not wait for it."""
+
+        async def seal(name: str, epoch: int) -> State | None:
+            try:
+                return await self.seal(name, epoch)
+            except (SkerryError, Down) as error:
+                log.warning("%s could not be sealed for epoch %d: %s", name, epoch, error)
+                return None
+
+        wanted = dict(topics)
+        states = await asyncio.gather(*(seal(*one) for one in wanted.items()))
+        return {name: state for name, state in zip(wanted, states, strict=True) if state}
 
     async def reached(self, name: str, last: int, timeout: float) -> State | None:
         """How far the log here is, once it holds index `last` or the time is over."""
