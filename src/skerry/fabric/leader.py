@@ -379,12 +379,14 @@ class Leader:
             self.fail_over(site)
 
     def _observers(self, site: str) -> set[str]:
-        """Who is linked to a site and can be asked about it."""
+        """Who is linked to a site and would tell if it were lost. Those that we do not hear, too,
+        unless they are lost themselves: right after a start, or if our own line is at fault, we
+        hear nobody, and must not take all of them for lost."""
         found: set[str] = set()
         for record in self._store.all("link.", LinkRecord).values():
             if site in (record.dialer, record.acceptor):
                 found |= {record.dialer, record.acceptor}
-        return {other for other in found - {site} if self.is_there(other)}
+        return found - {site} - self.dead
 
     def fail_over(self, site: str) -> None:
         """Replace every home at `site`."""

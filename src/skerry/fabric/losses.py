@@ -2,7 +2,7 @@
 
 Sites tell the leader which links they lost, and how. A connection that is refused is proof: nobody
 listens there. Anything else may be a fault of the link, or of whoever tells; it takes a second
-observer, if there is one that is linked to the site, or time.
+observer, if there is one that is linked to the site and not lost itself, or time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Lost(msgspec.Struct):
 
 
 class Losses:
-    """What the leader at `me` knows. `observers` tells who could see a site now, `me` included."""
+    """What the leader at `me` knows. `observers` tells who else would notice the loss of a site."""
 
     def __init__(self, me: str, observers: Callable[[str], Iterable[str]]) -> None:
         self._me = me
