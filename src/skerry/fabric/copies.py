@@ -434,13 +434,21 @@ class Copies:
         await self.logs.delete(local)
         await self.following.leave(local)
 
-    async def _forget(self, local: Local) -> None:
-        """The topic was deleted."""
+    async def _forget(self, local: Local, last: int | None = None) -> None:
+        """The topic was deleted; `last` is the last epoch that it had. A topic of the same name may
+        have been made anew: its log stays, if it is here already, and so does the `Local`, for
+        somebody may wait for its lock to make one."""
         async with local.lock:
+            if last is not None and local.copy.root > last:
+                return
             if local.work is not None:
                 local.work.cancel()
-            await self._delete(local)
-        self.logs.forget(local.name)
+            if local.lease is not None:
+                local.lease.cancel()
+                local.lease = None
+            await self.drop(local)
+            local.is_ours = False
+            local.sources.clear()
 
     # Following the directory
 
@@ -451,7 +459,8 @@ class Copies:
         local = self.logs.get(name)
         if value is None:
             if local is not None:
-                self._tasks.spawn(self._forget(local))
+                last = self._store.get(f"gone.{local.stream}", int)
+                self._tasks.spawn(self._forget(local, last))
             return
         entry = msgspec.json.decode(value, type=TopicEntry)
         if local is not None or self.site in entry.members:

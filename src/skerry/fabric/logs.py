@@ -48,10 +48,6 @@ class Logs:
             self._locals[name] = Local(name, self.site)
         return self._locals[name]
 
-    def forget(self, name: str) -> None:
-        """Nobody wants the topic's stream any more."""
-        self._locals.pop(name, None)
-
     def entry(self, name: str) -> TopicEntry | None:
         """Where a topic lives, as far as this site knows."""
         return self._store.get(topic_key(name), TopicEntry)
@@ -76,7 +72,7 @@ class Logs:
             if local.name not in there and not local.lock.locked():
                 local.kind = ""
                 if not local.is_wanted and not local.is_busy:
-                    self.forget(local.name)
+                    del self._locals[local.name]
 
     async def info(self, local: Local) -> Info | None:
         """What the engine says of a stream now."""
