@@ -142,7 +142,7 @@ async def test_two_leaders_that_race_make_one_home() -> None:
         await client.publish("t", "x", ack="quorum")
         part = fabric.agent("hub").fabric
         assert part is not None
-        second = Leader("hub", part.store, part.links, part._ask)
+        second = Leader("hub", part.store, part.links, part.ask)
         await fabric.crash("farm")
         entry = part.copies.entry("t")
         assert entry is not None
@@ -175,6 +175,30 @@ async def test_the_coordination_site_may_be_away() -> None:
             assert await other.publish("t", "20", timeout=60) == 21
 
 
+async def test_a_home_reads_outboxes_on_when_the_coordination_site_is_back() -> None:
+    """What a site knows of its logs outlives the link: nobody has to ask it again."""
+    async with three_sites() as fabric, fabric.connect("lab") as client:
+        await client.create_topic("t", home="farm")
+        await client.publish("t", "0", ack="outbox")
+        await until(lambda: _last_is(fabric, 1, "farm"))
+        part = fabric.agent("farm").fabric
+        assert part is not None
+        local = part.copies.local("t")
+        assert local is not None
+        before = dict(local.sources)
+        assert "lab" in before
+        await fabric.crash("hub")
+        await until(lambda: "hub" not in part.links.up)
+        recovering = part._recovering
+        await fabric.start("hub")
+        await until(lambda: part._recovering not in (None, recovering))
+        await until(lambda: part._recovering is None or part._recovering.done())
+        assert part.copies.local("t") is local
+        assert local.sources.keys() >= before.keys()
+        await client.publish("t", "1", ack="outbox")
+        await until(lambda: _last_is(fabric, 2, "farm"))
+
+
 async def test_home_and_coordination_site_lost_together() -> None:
     """Nobody can decide then; once the coordination site is back, the home is replaced."""
     async with three_sites() as fabric, fabric.connect("lab") as client:
@@ -194,8 +218,8 @@ async def test_home_and_coordination_site_lost_together() -> None:
         assert found == {b"x", b"y", b"o"}
 
 
-async def _last_is(fabric: LocalFabric, index: int) -> bool:
-    return await last_index(fabric.agent("lab"), "t~t") == index
+async def _last_is(fabric: LocalFabric, index: int, site: str = "lab") -> bool:
+    return await last_index(fabric.agent(site), "t~t") == index
 
 
 async def test_a_frozen_home_is_replaced_and_fenced() -> None:

@@ -129,20 +129,20 @@ async def test_a_move_that_fails_half_way_leaves_the_home_where_it_was(
         await client.create_topic("t", home="farm")
         control = fabric.agent(site)._control
         assert control is not None
-        real = control._services[service]
+        kind, real = control._services[service]
 
-        async def fail(data: bytes) -> Any:
+        async def fail(request: Any) -> None:
             if service == "peer.freeze":
-                await real(data)  # it is shut, and its answer lost
+                await real(request)  # type: ignore[misc]  # it is shut, and its answer lost
             raise SkerryError("the test says no")
 
         async with Load(client, "t") as load:
-            control.serve(service, fail)
+            control.serve(service, kind, fail)
             with pytest.raises(MoveFailed):
                 await admin.move_topic("t", "lab")
             await load.go_on(20)
             assert (await admin.topic("t")).home == "farm"
-            control.serve(service, real)
+            control.serve(service, kind, real)
             assert (await admin.move_topic("t", "lab")).home == "lab"
             await load.go_on(20)
         await check_all(fabric, "t", ["lab"], names(load.count))

@@ -26,12 +26,12 @@ async def fabric() -> AsyncIterator[WanFabric]:
 
 
 def as_client(
-    work: Callable[[Client], Awaitable[object]], timeout: float = 60
+    work: Callable[[Client], Awaitable[object]], timeout: float = 60, user: str = "sdk"
 ) -> Callable[[LocalSite], Awaitable[object]]:
     """`work` with a client of the site that it runs at."""
 
     async def run(site: LocalSite) -> object:
-        async with site.connect(timeout=timeout) as client:
+        async with site.connect(user, timeout=timeout) as client:
             return await work(client)
 
     return run
@@ -60,22 +60,27 @@ async def home(fabric: WanFabric) -> str:
     return str(await fabric.run("hub", as_client(ask)))
 
 
-async def make(fabric: WanFabric, on_partition: OnPartition = "stop") -> None:
+async def make(fabric: WanFabric, on_partition: OnPartition = "stop", spread: str = "b,c") -> None:
+    replicas = len(spread.split(","))
     await fabric.run(
         "a",
         as_client(
-            lambda c: c.create_topic("t", replicas=2, spread="b,c", on_partition=on_partition)
+            lambda c: c.create_topic(
+                "t", replicas=replicas, spread=spread, on_partition=on_partition
+            )
         ),
     )
     await publish(fabric, "a", "0", "quorum")
 
 
-async def agree(fabric: WanFabric, expected: set[str]) -> None:
-    """All three members hold the same, each event once."""
+async def agree(
+    fabric: WanFabric, expected: set[str], members: tuple[str, ...] = ("a", "b", "c")
+) -> None:
+    """All members hold the same, each event once."""
 
     async def same() -> bool:
-        logs = [await contents(fabric, site) for site in ("a", "b", "c")]
-        return logs[0] == logs[1] == logs[2] and set(logs[0]) == expected
+        logs = [await contents(fabric, site) for site in members]
+        return all(log == logs[0] for log in logs) and set(logs[0]) == expected
 
     await until(same, 60)
     log = await contents(fabric, "a")
@@ -110,25 +115,86 @@ async def test_a_home_that_goes_on_alone_brings_its_events_back(fabric: WanFabri
     assert log == [f"a{number}" for number in range(10)]
 
 
-async def test_a_home_in_a_minority_with_one_replica_confirms_nothing_alone(
-    fabric: WanFabric,
-) -> None:
+async def test_a_home_and_enough_replicas_go_on_without_the_directory(fabric: WanFabric) -> None:
     """Home and one replica on one side, the directory and the other replica on the other: one
-    replica alone must not be promoted, and the home without the directory stops."""
+    replica alone must not be promoted, and two of three members cannot be outvoted."""
     await make(fabric)
     for one in ("a", "b"):
         for other in ("hub", "c"):
             await fabric.wan.cut(one, other)
-    await until(lambda: _is_shut(fabric))
+    await is_alone(fabric, "a")
     with pytest.raises(OutcomeUnknown):
         await fabric.run("c", as_client(lambda c: c.publish("t", "c", id="c", timeout=4)))
     assert await home(fabric) == "a"
+    for number in range(1, 20):
+        assert await publish(fabric, "ab"[number % 2], str(number), "quorum") == number + 1
     for one in ("a", "b"):
         for other in ("hub", "c"):
             await fabric.wan.heal(one, other)
     await publish(fabric, "c", "c", "quorum")
-    await publish(fabric, "a", "1", "quorum")
-    await agree(fabric, {"0", "1", "c"})
+    await publish(fabric, "a", "20", "quorum")
+    await agree(fabric, {*map(str, range(21)), "c"})
+
+
+async def test_a_home_goes_on_while_the_coordination_site_is_lost(fabric: WanFabric) -> None:
+    """The members answer for it, again and again; once the directory is back it decides."""
+    await make(fabric)
+    await fabric.crash("hub")
+    await is_alone(fabric, "a")
+    end = time.monotonic() + 5
+    number = 0
+    while time.monotonic() < end:
+        number += 1
+        assert await publish(fabric, "ab"[number % 2], str(number), "quorum") == number + 1
+    await fabric.start("hub")
+    part = fabric.sites["hub"].site.fabric
+    assert part is not None
+    await until(lambda: part.links.up >= {"a", "b", "c"})
+    await fabric.run("hub", as_client(lambda c: c.move_topic("t", "b"), user="admin"))
+    await fabric.crash("b")
+    await publish(fabric, "c", "after", "quorum")
+    assert await home(fabric) in ("a", "c")
+    await fabric.start("b")
+    await agree(fabric, {*map(str, range(number + 1)), "after"})
+
+
+async def test_a_home_that_starts_anew_without_the_directory(fabric: WanFabric) -> None:
+    """It opens if its members say that nobody has replaced it; else it waits for the directory."""
+    await make(fabric)
+    await fabric.crash("hub")
+    await fabric.stop("a")
+    await fabric.start("a")
+    assert await publish(fabric, "a", "1", "quorum") == 2
+    await fabric.stop("a")
+    await fabric.crash("b")
+    await fabric.crash("c")
+    await fabric.start("a")
+    assert await _is_shut(fabric)
+    for site in ("hub", "b", "c"):
+        await fabric.start(site)
+    await publish(fabric, "b", "2", "quorum")
+    await agree(fabric, {"0", "1", "2"})
+
+
+async def test_a_home_whose_only_replica_is_lost_with_the_directory_stops(
+    fabric: WanFabric,
+) -> None:
+    await make(fabric, spread="hub")
+    await fabric.crash("hub")
+    await until(lambda: _is_shut(fabric))
+    with pytest.raises(OutcomeUnknown):
+        await fabric.run("a", as_client(lambda c: c.publish("t", "x", id="x", timeout=3)))
+    await fabric.start("hub")
+    await publish(fabric, "a", "x", "quorum")
+    await agree(fabric, {"0", "x"}, ("a", "hub"))
+
+
+async def is_alone(fabric: WanFabric, site: str) -> None:
+    """Wait until a site has asked its members, because the directory is away."""
+    part = fabric.sites[site].site.fabric
+    assert part is not None
+    asked = part.standing.asked
+    await until(lambda: part.standing.asked > asked + 1)
 
 
 async def _is_shut(fabric: WanFabric) -> bool:

@@ -87,6 +87,21 @@ async def test_a_watcher_hears_of_its_prefix_only(fabric: LocalFabric) -> None:
     assert store.all("x.", int) == {"a": 1}
 
 
+async def test_all_finds_what_is_below_a_prefix_at_every_depth(fabric: LocalFabric) -> None:
+    store = store_of(fabric, "hub")
+    for number, key in enumerate(("x.a.b", "x.a.c", "x.ab", "x.a")):
+        await store.put(key, number)
+    assert store.all("x.", int) == {"a.b": 0, "a.c": 1, "ab": 2, "a": 3}
+    assert store.all("x.a.", int) == {"b": 0, "c": 1}
+    await store.delete("x.a.b")
+    await store.put("x.a.c", 5)
+    assert store.all("x.a.", int) == {"c": 5}
+    await store.delete("x.a.c")
+    assert store.all("x.a.", int) == {}
+    assert store.all("x.", int) == {"ab": 2, "a": 3}
+    assert store.all("x.a.b.", int) == {}
+
+
 async def test_a_key_that_was_deleted_can_be_written_again_by_any_site(
     fabric: LocalFabric,
 ) -> None:

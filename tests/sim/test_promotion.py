@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from itertools import product
 
 import msgspec
 import pytest
@@ -56,6 +57,18 @@ def test_the_same_seed_gives_the_same_trace() -> None:
     environment = os.environ | {"PYTHONHASHSEED": "5", "PYTHONIOENCODING": "utf-8"}
     told = subprocess.run(command, env=environment, capture_output=True, check=True).stdout
     assert told.decode().splitlines()[:-1] == trace
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_a_home_that_may_stay_open_is_not_replaced(count: int) -> None:
+    """Whoever is sealed and whoever answers: the home goes on only if too few for an election are
+    sealed; and as long as enough answer that they are not, it does."""
+    members = [f"m{number}" for number in range(count)]
+    for marks in product((None, 6, 7, 8), repeat=count):
+        sealed = {site: mark for site, mark in zip(members, marks, strict=True) if mark is not None}
+        free = sum(mark <= 7 for mark in sealed.values())
+        may_stay = promotion.may_stay_open(7, members, sealed)
+        assert may_stay == (count - free < read_quorum(count))
 
 
 # Rules of the core, broken. Each stands for a mistake that looks harmless.
@@ -144,6 +157,12 @@ def cut_over_by_read_quorum(members: Sequence[str], states: Mapping[str, State],
     return len(holding) >= read_quorum(len(members))
 
 
+def stay_open_by_read_quorum(epoch: int, members: Sequence[str], sealed: Mapping[str, int]) -> bool:
+    """Go on without the directory with as many as are asked in an election."""
+    free = [site for site in members if site in sealed and sealed[site] <= epoch]
+    return len(free) >= read_quorum(len(members))
+
+
 @pytest.mark.parametrize(
     ("owner", "rule", "broken"),
     [
@@ -158,6 +177,7 @@ def cut_over_by_read_quorum(members: Sequence[str], states: Mapping[str, State],
         (promotion, "is_forked", forked_by_the_newest),
         (promotion, "confirmed", confirmed_by_any_epoch),
         (promotion, "may_cut_over", cut_over_by_read_quorum),
+        (promotion, "may_stay_open", stay_open_by_read_quorum),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )

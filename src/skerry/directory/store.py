@@ -93,6 +93,8 @@ class Store(Listener):
         self.site = site
         self.origin = origin
         self._entries: dict[str, Entry] = {}
+        self._groups: dict[str, dict[str, Entry]] = {}
+        """The entries below each beginning of a key that ends with a dot."""
         self._revisions: dict[str, int] = {}
         """The newest revision seen of each key, deletions included."""
         self._watchers: list[tuple[str, Watcher]] = []
@@ -133,11 +135,11 @@ class Store(Listener):
         return self._revisions.get(key, 0)
 
     def all(self, prefix: str, kind: type[T]) -> dict[str, T]:
-        """All values whose key begins with `prefix`, by the rest of the key."""
+        """All values whose key begins with `prefix`, which ends with a dot, by the rest of the
+        key. Takes as long as there are such values, however large the store is."""
         return {
             key[len(prefix) :]: msgspec.json.decode(entry.value, type=kind)
-            for key, entry in self._entries.items()
-            if key.startswith(prefix)
+            for key, entry in self._groups.get(prefix, {}).items()
         }
 
     def watch(self, prefix: str, watcher: Watcher) -> None:
@@ -306,12 +308,28 @@ class Store(Listener):
             return
         self._revisions[key] = revision
         if value is None:
-            self._entries.pop(key, None)
+            self._remove(key)
         else:
-            self._entries[key] = Entry(revision, value)
+            self._entries[key] = entry = Entry(revision, value)
+            for group in _groups(key):
+                self._groups.setdefault(group, {})[key] = entry
         for prefix, watcher in list(self._watchers):
             if key.startswith(prefix):
                 watcher(key, value)
+
+    def _remove(self, key: str) -> None:
+        if self._entries.pop(key, None) is None:
+            return
+        for group in _groups(key):
+            members = self._groups[group]
+            del members[key]
+            if not members:
+                del self._groups[group]
+
+
+def _groups(key: str) -> list[str]:
+    """The beginnings of `key` that end with a dot."""
+    return [key[: place + 1] for place, letter in enumerate(key) if letter == "."]
 
 
 def _is_deletion(fields: dict[str, str]) -> bool:

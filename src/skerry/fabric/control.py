@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
+import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, overload
 
 import msgspec
 
@@ -12,11 +13,19 @@ from skerry import errors
 from skerry.engine.link import Down
 from skerry.engine.wire import Connection
 from skerry.errors import SkerryError
+from skerry.fabric.tasks import Tasks
 from skerry.model.control import Answer, Fault
 
 log = logging.getLogger("skerry.site")
 
-Service = Callable[[bytes], Awaitable[object]]
+T = TypeVar("T")
+
+
+class Service(NamedTuple):
+    """What answers a request: `function`, called with the body decoded as `kind`."""
+
+    kind: Any
+    function: Callable[..., object]
 
 
 class Control:
@@ -28,11 +37,18 @@ class Control:
         self._connection = connection
         self._prefix = f"_sk.{site}."
         self._services: dict[str, Service] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks("a service")
 
-    def serve(self, name: str, service: Service) -> None:
-        """Answer requests to `name` (`open.status`) with what `service` returns."""
-        self._services[name] = service
+    @overload
+    def serve(self, name: str, kind: None, function: Callable[[], object]) -> None: ...
+
+    @overload
+    def serve(self, name: str, kind: type[T], function: Callable[[T], object]) -> None: ...
+
+    def serve(self, name: str, kind: Any, function: Callable[..., object]) -> None:
+        """Answer requests to `name` (`open.status`) with what `function` returns, at once or
+        awaited. It is given the request, of type `kind`; None: the request has no body."""
+        self._services[name] = Service(kind, function)
 
     def open(self) -> None:
         """Begin to answer. Whoever asks earlier finds nobody and asks again; a service that is
@@ -41,20 +57,20 @@ class Control:
 
     async def close(self) -> None:
         """Stop serving; requests under way are dropped, and their clients ask again."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
     def _on_request(self, subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
         name = subject.decode()[len(self._prefix) :]
         if reply.startswith(b"_INBOX."):  # nobody is answered into a log or the directory
-            task = asyncio.create_task(self._answer(name, reply.decode(), data))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.spawn(self._answer(name, reply.decode(), data))
 
     async def call(self, name: str, data: bytes) -> bytes:
         """What `name` answers, as JSON, without a detour through the engine."""
-        return msgspec.json.encode(await self._service(name)(data))
+        kind, function = self._service(name)
+        answer = function() if kind is None else function(msgspec.json.decode(data, type=kind))
+        if inspect.isawaitable(answer):
+            answer = await answer
+        return msgspec.json.encode(answer)
 
     def _service(self, name: str) -> Service:
         service = self._services.get(name)

@@ -17,51 +17,29 @@ The marks of `skerry.fabric.promotion` are kept in the stream's metadata, writte
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import msgspec
 
-from skerry.directory.store import STREAM as STORE_STREAM
 from skerry.directory.store import Store
-from skerry.engine.jetstream import STREAM_NOT_FOUND, ApiError, JetStream
+from skerry.engine.jetstream import JetStream
 from skerry.engine.link import Down
-from skerry.engine.wire import NO_RESPONDERS
-from skerry.errors import Conflict, FabricError, SkerryError, Unavailable
+from skerry.errors import FabricError, SkerryError, Unavailable
 from skerry.fabric.durables import Durables
+from skerry.fabric.following import Following
 from skerry.fabric.links import Links
+from skerry.fabric.logs import Info, Logs
 from skerry.fabric.peers import Peers
-from skerry.fabric.promotion import LINEAGE_KEPT, Copy, State, is_forked, may_discard
-from skerry.fabric.relay import Question, Relay
-from skerry.fabric.salvage import salvage
-from skerry.fabric.streams import MARKS, Local, copy_config, differs, home_config, learn
-from skerry.fabric.tree import FANOUT, choose_parent
-from skerry.log.topics import unknown_topic
-from skerry.model.fabric import CopyRecord, TopicEntry, copy_key, topic_key
+from skerry.fabric.promotion import Copy, State, is_forked, next_epoch
+from skerry.fabric.replacement import Replacement
+from skerry.fabric.streams import Local, differs
+from skerry.fabric.tasks import Tasks
+from skerry.model.fabric import TopicEntry, topic_key
 from skerry.model.names import topic_of_stream
 
 log = logging.getLogger("skerry.fabric")
-
-FAR = 1.0
-"""Seconds that an unmeasured distance counts for, and a link that is not there yet."""
-SETTLE_TIME = 10.0
-"""Seconds to wait for a copy that readers asked for to have what the home has."""
-HOME_FIRST = 3.0
-"""Seconds that a fresh copy waits for the home to say how far it is, before it takes the word of
-the holder that it follows, which may be behind."""
-STUCK = 2.0
-"""Seconds after which a copy that was sealed for nothing asks for a new epoch."""
-CHECKPOINT = 5.0
-"""Seconds between writing down how far durable subscriptions are, for use at other sites."""
-
-
-class Holding(msgspec.Struct):
-    """The log at a site that others may follow: the epoch of its history, its first index."""
-
-    root: int
-    first: int
 
 
 class Copies:
@@ -76,58 +54,43 @@ class Copies:
         links: Links,
         peers: Peers,
         deliver_plain: bool,
-        idle: float,
     ) -> None:
         self.site = site
-        self.relay = Relay(jetstream.connection, self._choose)
+        self.logs = Logs(jetstream, site, fabric, store, deliver_plain)
+        self.durables = Durables(jetstream, site, store, links, peers, self._root)
+        self._replacement = Replacement(jetstream, self.logs, links, peers, self.durables, self)
+        self.following = Following(
+            jetstream.connection, self.logs, store, links, peers, self._replacement.begin
+        )
         self._jetstream = jetstream
         self._connection = jetstream.connection
-        self._fabric = fabric
         self._store = store
         self._links = links
         self._peers = peers
-        self._deliver_plain = deliver_plain
-        self._idle = idle
-        self._locals: dict[str, Local] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self.durables = Durables(
-            jetstream, site, store, links, peers, lambda name: self._local(name).copy.root
-        )
+        self._tasks = Tasks("work on a copy")
         self.young_until = 0.0
         """Until when copies here lack ids from before the engine's start."""
 
     # Life
 
-    async def load(self, streams: Iterable[dict[str, Any]]) -> None:
+    def load(self, streams: Iterable[Info]) -> None:
         """Learn what is here."""
-        self._locals = {
-            name: local for name, local in self._locals.items() if local.work or local.is_wanted
-        }
-        for info in streams:
-            config = info["config"]
-            name = topic_of_stream(config["name"])
-            if name is not None:
-                local = self._local(name)
-                learn(local, info, self._fabric)
-                if local.kind == "copy" and not local.is_wanted:
-                    local.touched = self._connection.now()  # until it proves to be idle
+        self.logs.load(streams, self._connection.now())
 
     def start(self) -> None:
         """Begin to follow the directory."""
         self._store.watch("topic.", self._on_entry)
-        self._spawn(self._tend())
+        self.following.start()
 
     async def close(self) -> None:
         """Stop; logs stay as they are."""
-        await self.relay.close()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.following.close()
+        await self._replacement.close()
+        await self._tasks.close()
 
     def entry(self, name: str) -> TopicEntry | None:
         """Where a topic lives, as far as this site knows."""
-        return self._store.get(topic_key(name), TopicEntry)
+        return self.logs.entry(name)
 
     def owner(self, topic: str) -> TopicEntry | None:
         """The entry of the topic that holds `topic`, itself or one that it is a sub-topic of."""
@@ -137,10 +100,6 @@ class Copies:
                 return entry
         return None
 
-    def homes(self) -> list[str]:
-        """The topics whose home is here."""
-        return [local.name for local in self._locals.values() if local.kind == "home"]
-
     @property
     def hub(self) -> str:
         """The site where others meet that cannot be linked."""
@@ -148,42 +107,73 @@ class Copies:
 
     def count(self) -> tuple[int, int]:
         """How many homes and how many copies are here."""
-        kinds = [local.kind for local in self._locals.values()]
+        kinds = [local.kind for local in self.logs]
         return kinds.count("home"), kinds.count("copy")
 
     def local(self, name: str) -> Local | None:
         """The topic's stream here."""
-        return self._locals.get(name)
+        return self.logs.get(name)
 
-    async def reconcile(self, is_fresh: bool) -> None:
-        """Bring every log here in line with the directory, before clients may write. Without a
-        fresh directory, homes that others may have replaced stay shut, unless their topic says
-        `continue`."""
-        for local in list(self._locals.values()):
+    async def reconcile(self) -> None:
+        """Bring every log here in line with a fresh directory, before clients may write."""
+        for local in self.logs:
             entry = self.entry(local.name)
             if entry is None:
-                if is_fresh and local.is_ours:
+                if local.is_ours:
                     await self._forget(local)  # it was deleted while we were away
+            elif self._is_shut(local, entry):
+                self._tasks.spawn(self._thaw(local.name, local.epoch))
+            else:
+                await self.settle(entry)
+        for entry in self._store.all("topic.", TopicEntry).values():
+            if self.site in entry.members and not self.logs.of(entry.name).kind:
+                await self.settle(entry)
+
+    async def reconcile_alone(self, confirmed: Collection[str]) -> None:
+        """The same with what is known while the directory is away: of the homes that others may
+        have replaced only those in `confirmed` open, the others are shut."""
+        for local in self.logs:
+            entry = self.entry(local.name)
+            if entry is None:
                 continue
-            may_be_replaced = len(entry.members) > 1 and entry.settings.on_partition == "stop"
-            is_shut = local.kind == "frozen" and entry.home == self.site and local.lease is None
-            if is_fresh and is_shut and entry.epoch == local.epoch:
-                self._spawn(self._thaw(local.name, local.epoch))
-                continue
-            if is_fresh or not (local.kind == "home" and may_be_replaced):
+            if local.name in confirmed or not self._may_be_replaced(entry):
                 await self.settle(entry)
             else:
-                await self._freeze(local)
-        if is_fresh:
-            for entry in self._store.all("topic.", TopicEntry).values():
-                if self.site in entry.members:
-                    await self.settle(entry)
+                await self.shut(local.name)
+
+    def _is_shut(self, local: Local, entry: TopicEntry) -> bool:
+        """Whether a home is shut that only this site can open again."""
+        return (
+            local.kind == "frozen"
+            and local.lease is None
+            and entry.home == self.site
+            and entry.epoch == local.epoch
+        )
+
+    def _may_be_replaced(self, entry: TopicEntry) -> bool:
+        """Whether others may replace a home here, and it is to stop before they do."""
+        return (
+            entry.home == self.site
+            and len(entry.members) > 1
+            and entry.settings.on_partition == "stop"
+        )
+
+    def exposed(self) -> list[TopicEntry]:
+        """The topics at home here that others may replace, without those that are shut."""
+        logs = [local for local in self.logs if local.kind != "frozen"]
+        entries = filter(None, (self.entry(local.name) for local in logs))
+        return [entry for entry in entries if self._may_be_replaced(entry)]
+
+    def sealed(self, names: Iterable[str]) -> dict[str, int]:
+        """Of each topic that has a log here: the epoch that it is sealed for."""
+        found = ((name, self.logs.get(name)) for name in names)
+        return {name: local.copy.sealed for name, local in found if local and local.kind}
 
     # What the leader asks for
 
     async def settle(self, entry: TopicEntry) -> State:
         """Make this site's stream what `entry` says, as far as that is possible at once."""
-        local = self._local(entry.name)
+        local = self.logs.of(entry.name)
         async with local.lock:
             newest = self.entry(entry.name)
             if newest is not None and newest.epoch > entry.epoch:
@@ -193,137 +183,111 @@ class Copies:
 
     async def seal(self, name: str, epoch: int) -> State | None:
         """Help no epoch below `epoch` any more; tell how far the log here is."""
-        local = self._local(name)
+        local = self.logs.get(name)
+        if local is None:
+            return None
         async with local.lock:
-            info = await self._jetstream.stream(local.stream)
-            if info is None:
-                return None
-            learn(local, info, self._fabric)
-            if epoch < local.copy.sealed:
+            if await self.logs.look(local) is None or epoch < local.copy.sealed:
                 return None
             if local.kind == "home" and local.epoch < epoch:
-                await self._freeze(local)
+                await self.logs.freeze(local)
             local.copy.seal(epoch)
-            await self._write_marks(local)
+            await self.logs.write_marks(local)
             if local.kind == "copy":
-                self.relay.again(local.stream)  # which gets no answer while it is sealed
-            info = await self._jetstream.stream(local.stream)
-            assert info is not None
-            local.copy.last = info["state"]["last_seq"]
+                self.following.relay.again(local.stream)  # no answer while it is sealed
+            await self.logs.measure(local)
             return self._state(local)
 
     async def state(self, name: str) -> State | None:
         """How far the log here is."""
-        local = self._local(name)
-        info = await self._jetstream.stream(local.stream)
-        if info is None:
+        local = self.logs.get(name)
+        info = await self.logs.info(local) if local is not None else None
+        if local is None or info is None:
             return None
         await self._advance(local, info["state"]["last_seq"])
         return self._state(local)
 
+    def _state(self, local: Local) -> State:
+        copy = local.copy
+        young = local.kind == "copy" and self._connection.now() < self.young_until
+        return State(self.site, copy.label, copy.last, copy.root, young)
+
+    def _root(self, name: str) -> int:
+        local = self.logs.get(name)
+        return local.copy.root if local is not None else 0
+
+    async def seal_all(self, topics: Iterable[tuple[str, int]]) -> dict[str, State]:
+        """Seal several: the states of those that a log is here of. One that fails is left out, for
+        the others' elections must not wait for it."""
+
+        async def seal(name: str, epoch: int) -> State | None:
+            try:
+                return await self.seal(name, epoch)
+            except (SkerryError, Down) as error:
+                log.warning("%s could not be sealed for epoch %d: %s", name, epoch, error)
+                return None
+
+        wanted = dict(topics)
+        states = await asyncio.gather(*(seal(*one) for one in wanted.items()))
+        return {name: state for name, state in zip(wanted, states, strict=True) if state}
+
+    async def reached(self, name: str, last: int, timeout: float) -> State | None:
+        """How far the log here is, once it holds index `last` or the time is over."""
+        deadline = self._connection.now() + timeout
+        while True:
+            state = await self.state(name)
+            if state is None or state.last >= last or self._connection.now() > deadline:
+                return state
+            await asyncio.sleep(0.001)
+
     async def freeze(self, name: str, epoch: int, lease: float) -> int:
         """Shut the home for a move; return its last index. If the directory does not change within
         `lease` seconds, it opens again by itself, under a new epoch."""
-        local = self._local(name)
+        local = self.logs.of(name)
         async with local.lock:
             if local.kind not in ("home", "frozen") or local.epoch != epoch:
                 raise FabricError(f"the home of {name} is not here in epoch {epoch}")
-            await self._freeze(local)
-            loop = asyncio.get_running_loop()
+            await self.logs.freeze(local)
             if local.lease is not None:
                 local.lease.cancel()
-            local.lease = loop.call_later(lease, lambda: self._spawn(self._thaw(name, epoch)))
-            info = await self._jetstream.stream(local.stream)
-            assert info is not None
-            local.copy.last = info["state"]["last_seq"]
-            return local.copy.last
+            local.lease = asyncio.get_running_loop().call_later(
+                lease, lambda: self._tasks.spawn(self._thaw(name, epoch))
+            )
+            return await self.logs.measure(local)
 
     async def _thaw(self, name: str, epoch: int) -> None:
         """The move did not happen: open again, in a new epoch, so that neither a late leader nor
         what publishers sent into the pause can do harm."""
-        local = self._local(name)
+        local = self.logs.of(name)
+        local.lease = None
         while True:
             entry = self.entry(name)
             if entry is None or entry.epoch != epoch or local.kind != "frozen":
                 return
-            info = await self._jetstream.stream(local.stream)
-            assert info is not None
             try:
-                await self._store.put(
-                    topic_key(name), next_epoch(entry, entry.members, info["state"]["last_seq"])
-                )
+                last = await self.logs.measure(local)
+                await self._store.put(topic_key(name), next_epoch(entry, entry.members, last))
                 return  # our own watch settles it
-            except Conflict:
-                await asyncio.sleep(0.1)
             except Unavailable:
                 await asyncio.sleep(1.0)
+            except (SkerryError, Down):
+                await asyncio.sleep(0.1)
 
-    async def shut(self, name: str) -> None:
-        """Take no events for this topic: the coordination site is away, and the topic says stop."""
-        local = self._local(name)
+    async def shut(self, name: str) -> bool:
+        """Take no events for this topic until the directory was asked. Whether it did so far."""
+        local = self.logs.of(name)
         async with local.lock:
-            if local.kind == "home":
-                await self._freeze(local)
+            was_open = local.kind == "home"
+            await self.logs.freeze(local)
+            return was_open
 
-    # What readers ask for
-
-    async def ensure(self, name: str, timeout: float = SETTLE_TIME) -> TopicEntry:
-        """Have a copy of the topic here for reading; return where it lives."""
-        entry = self.entry(name)
-        if entry is None:
-            raise unknown_topic(name)
-        local = self._local(name)
-        local.touched = self._connection.now()
-        if local.kind and (local.work is None or local.work.done()):
-            return entry
-        deadline = self._connection.now() + timeout
-        if not any(self._links.can_reach(site) for site in entry.members):
-            # Neither end takes links: they meet at the hub, which has to have a copy then.
-            await self._peers.ask(self._store.origin, "peer.hold", {"name": name}, timeout)
-        await self.settle(entry)
-        last = await self._last_known(entry, local, deadline)
-        if last is None:
-            async with local.lock:
-                if local.kind == "copy" and self.site not in entry.members:
-                    await self._delete(local)
-            raise Unavailable(
-                f"site {self.site} has no copy of {name}, and cannot reach its home {entry.home}",
-                "Look with `skerry links`; it is fetched once the home is back.",
-            )
-        while self._connection.now() < deadline:
-            info = await self._jetstream.stream(local.stream)
-            if info is not None and info["state"]["last_seq"] >= last:
-                break
-            await asyncio.sleep(0.005)
-        return entry
-
-    async def _last_known(self, entry: TopicEntry, local: Local, deadline: float) -> int | None:
-        """How far a fresh copy has to come: to where the home is, or the holder that it follows.
-        None: neither answers."""
-        patience = self._connection.now() + HOME_FIRST
-        while (now := self._connection.now()) < deadline:
-            sites = [entry.home]
-            if now > patience or not self._links.can_reach(entry.home):
-                sites.append(local.parent or entry.home)
-            for site in sites:
-                info = await self._info_at(site, local.stream, 1.0)
-                if info is not None:
-                    return int(info["state"]["last_seq"])
-                self._links.want(site)
-            await asyncio.sleep(0.02)
-        return None
-
-    async def look(self, entry: TopicEntry) -> dict[str, Any] | None:
-        """The state of the topic's log: as the home tells it, else the copy here."""
-        if entry.home != self.site:
-            info = await self._info_at(entry.home, entry.stream, 1.0)
-            if info is not None:
-                return info
-        return await self._jetstream.stream(entry.stream)
+    async def streams(self) -> dict[str, Any]:
+        """All that the engine says of the logs here, by the names of their streams."""
+        return {info["config"]["name"]: info for info in await self._jetstream.streams()}
 
     async def prepare(self, entry: TopicEntry) -> None:
         """Have a copy, because this site is about to become a member."""
-        local = self._local(entry.name)
+        local = self.logs.of(entry.name)
         local.touched = self._connection.now()
         async with local.lock:
             await self._settle(local, entry)
@@ -332,7 +296,7 @@ class Copies:
 
     async def add_source(self, name: str, site: str, until: float) -> None:
         """Read the outbox of `site` for this topic, whose home is here."""
-        local = self._local(name)
+        local = self.logs.of(name)
         async with local.lock:
             entry = self.entry(name)
             if local.kind != "home" or entry is None or entry.home != self.site:
@@ -340,43 +304,45 @@ class Copies:
             known = site in local.sources
             local.sources[site] = until
             if not known:
-                await self._update(local, self._home(local, entry))
+                await self.logs.update(local, self.logs.home(local, entry))
+
+    async def drop_sources(self, local: Local, entry: TopicEntry, sites: Iterable[str]) -> None:
+        """Read the outboxes of `sites` no more: they have had nothing for long."""
+        async with local.lock:
+            for site in sites:
+                local.sources.pop(site, None)
+            if local.kind == "home" and local.epoch == entry.epoch:
+                await self.logs.update(local, self.logs.home(local, entry))
 
     # Roles
 
     async def _settle(self, local: Local, entry: TopicEntry) -> None:
-        info = await self._jetstream.stream(local.stream)
-        if info is None:
-            local.kind = ""
-            local.copy = Copy(self.site)
-        else:
-            learn(local, info, self._fabric)
+        info = await self.logs.look(local)
         if local.is_ours and len(entry.lineage) == 1 and 0 < local.copy.root < entry.epoch:
             # The log of a topic that was deleted while we were away; this one has its name.
-            await self._delete(local, keep_wanted=True)
+            await self._delete(local)
         if entry.epoch < local.copy.sealed and entry.home != self.site:
             return  # we have promised a later one
         if entry.home == self.site:
-            await self._be_home(local, entry)
+            await self._be_home(local, entry, info)
         elif local.kind in ("home", "frozen"):
-            await self._freeze(local)
+            await self.logs.freeze(local)
             local.copy.seal(entry.epoch)  # it helps no earlier one, whatever becomes of us
-            await self._write_marks(local)
-            self._replace(local)
+            await self.logs.write_marks(local)
+            self._replacement.begin(local)
         elif local.kind == "copy":
-            await self._keep_following(local, entry)
+            await self._keep_following(local, entry, info)
         elif self._is_needed(local, entry):
             await self._make_copy(local, entry)
 
-    async def _be_home(self, local: Local, entry: TopicEntry) -> None:
+    async def _be_home(self, local: Local, entry: TopicEntry, info: Info | None) -> None:
         if local.kind == "" and entry.base > 0:
             raise FabricError(
                 f"site {self.site} is the home of {entry.name} and has lost its log",
                 "Restore the data folder, or move the topic to a site that has a copy.",
             )
         if local.kind == "home" and local.epoch == entry.epoch and local.copy.sealed <= entry.epoch:
-            wanted = self._home(local, entry)
-            info = await self._jetstream.stream(local.stream)
+            wanted = self.logs.home(local, entry)
             if info is not None and not differs(wanted, info["config"]):
                 return
         if local.kind == "frozen" and local.epoch == entry.epoch:
@@ -391,25 +357,24 @@ class Copies:
             )  # fmt: skip
             return
         local.epoch = entry.epoch
-        config = self._home(local, entry)
+        config = self.logs.home(local, entry)
         if local.kind == "":
-            await self._jetstream.call(f"STREAM.CREATE.{local.stream}", config)
+            await self.logs.create(local, config)
         else:
-            await self._update(local, config)
+            await self.logs.update(local, config)
         local.kind = "home"
         local.parent = ""
-        await self._drop_record(local)
+        await self.following.leave(local)
 
-    async def _keep_following(self, local: Local, entry: TopicEntry) -> None:
+    async def _keep_following(self, local: Local, entry: TopicEntry, info: Info | None) -> None:
         if not self._is_needed(local, entry):
             await self._delete(local)
             return
         copy = local.copy
         if copy.following == entry.epoch and local.parent:
-            wanted = self._copy(local, entry)
-            info = await self._jetstream.stream(local.stream)
+            wanted = self.logs.copy(local, entry)
             if info is not None and differs(wanted, info["config"]):
-                await self._update(local, wanted)
+                await self.logs.update(local, wanted)
             return
         if not copy.follow(entry.lineage):
             if is_forked(copy.root, copy.last, entry.lineage):
@@ -417,23 +382,22 @@ class Copies:
                     "the copy of %s here has events that the new home never had; rebuilding it",
                     entry.name,
                 )
-                self._replace(local)
+                self._replacement.begin(local)
             return
-        await self._update(local, self._copy(local, entry))
-        self._choose_parent(local, entry)
-        self.relay.again(local.stream)
+        await self.logs.update(local, self.logs.copy(local, entry))
+        self.following.choose(local, entry)
+        self.following.relay.again(local.stream)
         if copy.label < entry.epoch:
-            self._spawn(self._catch_up(local, entry.epoch))
+            self._tasks.spawn(self._catch_up(local, entry.epoch))
 
     async def _make_copy(self, local: Local, entry: TopicEntry) -> None:
         local.copy = Copy(self.site)
         local.copy.follow(entry.lineage)
-        self._choose_parent(local, entry)
-        config = self._copy(local, entry)
-        await self._jetstream.call(f"STREAM.CREATE.{local.stream}", config)
+        self.following.choose(local, entry)
+        await self.logs.create(local, self.logs.copy(local, entry))
         local.kind = "copy"
         if local.copy.label < entry.epoch:
-            self._spawn(self._catch_up(local, entry.epoch))
+            self._tasks.spawn(self._catch_up(local, entry.epoch))
 
     async def _catch_up(self, local: Local, epoch: int) -> None:
         """Mark the copy as complete once it has reached the base."""
@@ -450,111 +414,41 @@ class Copies:
         follows = entry is not None and local.copy.following == entry.epoch
         if entry is not None and follows and local.copy.advance(last, entry.base):
             async with local.lock:
-                await self._write_marks(local)
+                await self.logs.write_marks(local)
 
-    def _replace(self, local: Local) -> None:
-        """Replace a log that is not part of the history any more, in the background."""
-        if local.work is None or local.work.done():
-            local.work = self._spawn(self._do_replace(local))
+    async def make_anew(self, local: Local, entry: TopicEntry) -> bool:
+        """Delete a log that is not part of the history, and copy that if it is needed here;
+        whether it is. For `Replacement`, which holds the lock."""
+        await self._delete(local)
+        is_needed = self._is_needed(local, entry)
+        if is_needed:
+            await self._make_copy(local, entry)
+        return is_needed
 
-    async def _do_replace(self, local: Local) -> None:
-        saved = 0
-        while True:
-            entry = self.entry(local.name)
-            if entry is None or entry.home == self.site:
-                return
-            try:
-                for member in entry.members:
-                    self._links.want(member)
-                if local.kind == "frozen" and saved != entry.epoch:
-                    await self._salvage(local, entry)
-                    saved = entry.epoch
-                if await self._is_safe(local, entry):
-                    break
-            except (SkerryError, Down) as error:
-                log.debug("%s is not replaced yet: %s", local.name, error)
-            await asyncio.sleep(0.25)
+    async def drop(self, local: Local) -> None:
+        """Remove a copy for readers; the lock is held."""
+        await self._delete(local)
+        local.touched = 0.0
+
+    async def _delete(self, local: Local) -> None:
+        await self.logs.delete(local)
+        await self.following.leave(local)
+
+    async def _forget(self, local: Local, last: int | None = None) -> None:
+        """The topic was deleted; `last` is the last epoch that it had. A topic of the same name may
+        have been made anew: its log stays, if it is here already, and so does the `Local`, for
+        somebody may wait for its lock to make one."""
         async with local.lock:
-            newest = self.entry(local.name)
-            if newest is None or newest.home == self.site:
+            if last is not None and local.copy.root > last:
                 return
-            if newest.epoch != entry.epoch or local.copy.sealed > entry.epoch:
-                # An election counts on what this log holds: begin anew once it is over.
-                asyncio.get_running_loop().call_later(0.25, self._replace_again, local)
-                return
-            durables = await self.durables.save(local.name)
-            await self._delete(local, keep_wanted=True)
-            if self._is_needed(local, entry):
-                await self._make_copy(local, entry)
-                await self.durables.restore(local.name, durables)
-
-    def _replace_again(self, local: Local) -> None:
-        entry = self.entry(local.name)
-        if entry is not None:
-            self._spawn(self._settle_quietly(entry))
-
-    async def _salvage(self, local: Local, entry: TopicEntry) -> None:
-        """Bring what only this former home has to the new one."""
-        fork = min(
-            [base for epoch, base in entry.lineage if epoch > local.copy.root],
-            default=entry.base,
-        )
-        if local.copy.last <= fork:
-            return
-        if not await self._links.reach(entry.home, 5.0):
-            raise Unavailable(f"no link to {entry.home}")
-        count = await salvage(
-            self._jetstream, self.site, entry, local.copy.root, fork, local.copy.last
-        )
-        if count:
-            log.warning("%d events that only this site had were added to %s", count, local.name)
-
-    async def _is_safe(self, local: Local, entry: TopicEntry) -> bool:
-        states = []
-        for member in entry.members:
-            if member != self.site:
-                with contextlib.suppress(SkerryError):
-                    data = await self._peers.ask(member, "peer.state", {"name": entry.name})
-                    if (state := msgspec.json.decode(data, type=State | None)) is not None:
-                        states.append(state)
-        return may_discard(self._state(local), entry.members, states)
-
-    async def _freeze(self, local: Local) -> None:
-        if local.kind != "home":
-            return
-        info = await self._jetstream.stream(local.stream)
-        if info is None:
-            return
-        config = {
-            key: value
-            for key, value in info["config"].items()
-            if key not in ("sources", "subject_transform", "mirror")
-        }
-        config["subjects"] = [f"_frozen.{local.stream}"]
-        await self._update(local, config)
-        local.kind = "frozen"
-        local.sources.clear()
-        info = await self._jetstream.stream(local.stream)
-        assert info is not None
-        local.copy.last = info["state"]["last_seq"]
-
-    async def _delete(self, local: Local, keep_wanted: bool = False) -> None:
-        with contextlib.suppress(ApiError):
-            await self._jetstream.call(f"STREAM.DELETE.{local.stream}")
-        local.kind = ""
-        local.parent = ""
-        local.copy = Copy(self.site)
-        if not keep_wanted:
-            local.touched = 0.0
-        await self._drop_record(local)
-
-    async def _forget(self, local: Local) -> None:
-        """The topic was deleted."""
-        async with local.lock:
             if local.work is not None:
                 local.work.cancel()
-            await self._delete(local)
-        self._locals.pop(local.name, None)
+            if local.lease is not None:
+                local.lease.cancel()
+                local.lease = None
+            await self.drop(local)
+            local.is_ours = False
+            local.sources.clear()
 
     # Following the directory
 
@@ -562,16 +456,18 @@ class Copies:
         name = topic_of_stream(key.removeprefix("topic."))
         if name is None:
             return
-        local = self._locals.get(name)
+        local = self.logs.get(name)
         if value is None:
             if local is not None:
-                self._spawn(self._forget(local))
+                last = self._store.get(f"gone.{local.stream}", int)
+                self._tasks.spawn(self._forget(local, last))
             return
         entry = msgspec.json.decode(value, type=TopicEntry)
         if local is not None or self.site in entry.members:
-            self._spawn(self._settle_quietly(entry))
+            self._tasks.spawn(self.settle_quietly(entry))
 
-    async def _settle_quietly(self, entry: TopicEntry) -> None:
+    async def settle_quietly(self, entry: TopicEntry) -> None:
+        """Make the log here what `entry` says, however often it takes; until a newer one comes."""
         wait = 0.05
         while True:
             try:
@@ -587,247 +483,3 @@ class Copies:
 
     def _is_needed(self, local: Local, entry: TopicEntry) -> bool:
         return self.site in entry.members or local.is_wanted
-
-    # Whom to follow
-
-    def _choose_parent(self, local: Local, entry: TopicEntry, anywhere: bool = False) -> None:
-        if self.site in entry.members:
-            local.parent = entry.home
-        else:
-            records = self._store.all(f"copy.{local.stream}.", CopyRecord)
-            if anywhere:
-                records.pop(self.site, None)
-            links = self._links
-
-            def distance(site: str) -> float:
-                return links.rtt.get(site, FAR) + (0 if site in links.up else FAR)
-
-            lost = links.missing()
-
-            def is_there(site: str) -> bool:
-                return site not in lost and links.can_reach(site)
-
-            place = choose_parent(self.site, entry, records, self._store.origin, is_there, distance)
-            local.parent = place.parent
-            if records.get(self.site) != place:
-                self._spawn(self._put_record(local, place))
-        self._links.want(local.parent)
-
-    async def _put_record(self, local: Local, record: CopyRecord) -> None:
-        with contextlib.suppress(Conflict, Unavailable):
-            await self._store.put(copy_key(local.name, self.site), record)
-
-    async def _drop_record(self, local: Local) -> None:
-        key = copy_key(local.name, self.site)
-        if self._store.get(key, CopyRecord) is not None:
-            with contextlib.suppress(Conflict, Unavailable):
-                await self._store.delete(key)
-
-    async def _choose(self, question: Question) -> str | None:
-        """The holder that a mirror may read now; see `Relay`."""
-        if question.stream == STORE_STREAM:
-            return self._store.origin
-        local = self._locals.get(topic_of_stream(question.stream) or "")
-        entry = self.entry(local.name) if local else None
-        if local is None or entry is None or local.copy.following != entry.epoch:
-            return None
-        if local.parent not in self._links.up:
-            self._links.want(local.parent)
-            if self.site not in entry.members:
-                self._choose_parent(local, entry)
-            if local.parent not in self._links.up:
-                return None
-        try:
-            data = await self._peers.ask(local.parent, "peer.holding", {"name": local.name}, 1.0)
-        except SkerryError:
-            return None
-        holding = msgspec.json.decode(data, type=Holding | None)
-        if holding is None or holding.root != entry.epoch:
-            # It has not heard of this epoch yet, and may hold events that are not in its history.
-            if local.parent != entry.home and self.site not in entry.members:
-                local.parent = entry.home
-                self._links.want(entry.home)
-            return None
-        if 1 < question.start < holding.first:
-            log.warning(
-                "the copy of %s here ends at %d, and %s keeps events from %d on; rebuilding it",
-                local.name, question.start - 1, local.parent, holding.first,
-            )  # fmt: skip
-            self._replace(local)
-            return None
-        return local.parent
-
-    async def holding(self, name: str) -> Holding | None:
-        """What a copy elsewhere that wants to follow the log here must know of it."""
-        local = self._local(name)
-        info = await self._jetstream.stream(local.stream)
-        if info is None or local.kind == "":
-            return None
-        return Holding(local.copy.root, info["state"]["first_seq"])
-
-    def on_link(self, peer: str, is_up: bool) -> None:
-        """A link changed: mirrors and sources that use it must be told, or would wait."""
-        if not is_up:
-            self.relay.lost(peer)
-        elif peer == self._store.origin and not self.relay.is_reading(STORE_STREAM):
-            self.relay.again(STORE_STREAM)
-        for local in self._locals.values():
-            if local.kind == "copy" and local.parent == peer:
-                entry = self.entry(local.name)
-                if not is_up and entry is not None and self.site not in entry.members:
-                    self._choose_parent(local, entry)
-                if local.parent in self._links.up and not self.relay.is_reading(local.stream):
-                    self.relay.again(local.stream)
-            elif (
-                local.kind == "home"
-                and is_up
-                and peer in local.sources
-                and not self.relay.is_reading(local.stream, peer)
-            ):
-                self.relay.again(local.stream, peer)
-
-    async def _info_at(self, site: str, stream: str, timeout: float) -> dict[str, Any] | None:
-        try:
-            reply = await self._connection.request(
-                f"$JS.{site}.API.STREAM.INFO.{stream}", timeout=timeout
-            )
-        except (Down, TimeoutError):
-            return None
-        if reply.status == NO_RESPONDERS:
-            return None
-        info: dict[str, Any] = msgspec.json.decode(reply.data)
-        return None if "error" in info else info
-
-    # Upkeep
-
-    async def _tend(self) -> None:
-        """Keep the links that copies need, remove copies that nobody reads, drop idle sources."""
-        last = self._connection.now()
-        while True:
-            await asyncio.sleep(min(self._idle / 4, 1.0))
-            now = self._connection.now()
-            try:
-                for local in list(self._locals.values()):
-                    await self._tend_one(local, now)
-                await self.durables.note_new()
-                if now - last > CHECKPOINT:
-                    last = now
-                    await self.durables.checkpoint()
-            except (SkerryError, Down) as error:
-                log.debug("upkeep: %s", error)
-
-    async def _tend_one(self, local: Local, now: float) -> None:
-        entry = self.entry(local.name)
-        if entry is None:
-            return
-        if local.kind == "copy":
-            self._links.want(local.parent)
-            self._watch_seal(local, entry, now)
-            self._make_way(local, entry)
-            if self.site not in entry.members and now - local.touched > self._idle:
-                async with local.lock:
-                    info = await self._jetstream.stream(local.stream)
-                    if info is not None and info["state"].get("consumer_count", 0) == 0:
-                        await self._delete(local)
-                    else:
-                        local.touched = now
-        elif local.kind == "home" and local.sources:
-            idle = [site for site, until in local.sources.items() if now > until]
-            if idle:
-                async with local.lock:
-                    for site in idle:
-                        local.sources.pop(site, None)
-                    if local.kind == "home":
-                        await self._update(local, self._home(local, entry))
-            for site in local.sources:
-                self._links.want(site)
-
-    def _make_way(self, local: Local, entry: TopicEntry) -> None:
-        """Copies that appeared at once may all have chosen one holder: the later ones go on."""
-        if self.site in entry.members:
-            return
-        records = self._store.all(f"copy.{local.stream}.", CopyRecord)
-        same = sorted(site for site, record in records.items() if record.parent == local.parent)
-        has_children = any(record.parent == self.site for record in records.values())
-        if self.site in same[FANOUT:] and not has_children:
-            before = local.parent
-            self._choose_parent(local, entry, anywhere=True)
-            if local.parent != before:
-                self.relay.again(local.stream)
-
-    def _watch_seal(self, local: Local, entry: TopicEntry, now: float) -> None:
-        """A copy that was sealed for an epoch which never came follows nobody: say so."""
-        if local.copy.sealed <= entry.epoch:
-            local.stuck = 0.0
-        elif not local.stuck:
-            local.stuck = now
-        elif now - local.stuck > STUCK:
-            local.stuck = now
-            self._spawn(self._ask_for_epoch(local))
-
-    async def _ask_for_epoch(self, local: Local) -> None:
-        with contextlib.suppress(SkerryError):
-            body = {"name": local.name}
-            await self._peers.ask(self._store.origin, "peer.lead.topic.renew", body, timeout=5.0)
-
-    # Streams
-
-    def _state(self, local: Local) -> State:
-        copy = local.copy
-        young = local.kind == "copy" and self._connection.now() < self.young_until
-        return State(self.site, copy.label, copy.last, copy.root, young)
-
-    def _local(self, name: str) -> Local:
-        if name not in self._locals:
-            self._locals[name] = Local(name, self.site)
-        return self._locals[name]
-
-    def _home(self, local: Local, entry: TopicEntry) -> dict[str, Any]:
-        return home_config(local, entry, self._fabric, self._deliver_plain)
-
-    def _copy(self, local: Local, entry: TopicEntry) -> dict[str, Any]:
-        return copy_config(local, entry, self._fabric, self._deliver_plain)
-
-    async def _write_marks(self, local: Local) -> None:
-        info = await self._jetstream.stream(local.stream)
-        if info is None:
-            return
-        config = info["config"]
-        marks = {f"skerry.{mark}": str(getattr(local.copy, mark)) for mark in MARKS}
-        await self._update(
-            local, {**config, "metadata": {**(config.get("metadata") or {}), **marks}}
-        )
-
-    async def _update(self, local: Local, config: dict[str, Any]) -> None:
-        try:
-            await self._jetstream.call(f"STREAM.UPDATE.{local.stream}", config)
-        except ApiError as error:
-            if error.code == STREAM_NOT_FOUND:
-                local.kind = ""
-            raise
-
-    def _spawn(self, work: Any) -> asyncio.Task[Any]:
-        task: asyncio.Task[Any] = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("work on a copy failed: %s", error, exc_info=error)
-
-
-def next_epoch(
-    entry: TopicEntry, members: tuple[str, ...], base: int, young: bool = False
-) -> TopicEntry:
-    """The entry of the epoch after `entry`; its home, the first of `members`, begins at `base`."""
-    lineage = (*entry.lineage, (entry.epoch + 1, base))[-LINEAGE_KEPT:]
-    return msgspec.structs.replace(
-        entry,
-        home=members[0],
-        epoch=entry.epoch + 1,
-        members=members,
-        lineage=lineage,
-        forgetful=young or (entry.forgetful and members[0] == entry.home),
-    )

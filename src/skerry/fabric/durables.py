@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from skerry.directory.store import Store
-from skerry.engine.jetstream import ApiError, JetStream
+from skerry.engine.jetstream import STREAM_NOT_FOUND, ApiError, JetStream
 from skerry.errors import Conflict, SkerryError, Unavailable
 from skerry.fabric.links import Links
 from skerry.fabric.peers import Peers
@@ -92,7 +92,12 @@ class Durables:
                     await self._peers.ask(record.site, "peer.subscription.take", body)
 
     async def _consumers(self, stream: str) -> list[dict[str, Any]]:
-        answer = await self._jetstream.call(f"CONSUMER.LIST.{stream}", {"offset": 0})
+        try:
+            answer = await self._jetstream.call(f"CONSUMER.LIST.{stream}", {"offset": 0})
+        except ApiError as error:
+            if error.code == STREAM_NOT_FOUND:
+                return []
+            raise
         return [c for c in answer.get("consumers") or [] if c["config"].get("durable_name")]
 
     async def save(self, name: str) -> dict[str, SubscriptionRecord]:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -23,14 +22,15 @@ from skerry.errors import (
     FabricError,
     MoveFailed,
     SkerryError,
-    TopicExists,
-    TopicOverlap,
     Unavailable,
     UnknownSite,
 )
-from skerry.fabric.copies import next_epoch
+from skerry.fabric.demands import check_overlap, check_same, settings_of
 from skerry.fabric.links import Links
-from skerry.fabric.promotion import State, elect, may_cut_over
+from skerry.fabric.losses import Losses, Lost
+from skerry.fabric.placement import choose_members, members_after, members_without, named_sites
+from skerry.fabric.promotion import State, elect, may_cut_over, next_epoch
+from skerry.fabric.tasks import Tasks
 from skerry.log.topics import unknown_topic
 from skerry.model.control import CreateRequest, MoveRequest
 from skerry.model.fabric import (
@@ -42,7 +42,7 @@ from skerry.model.fabric import (
     topic_key,
     up_key,
 )
-from skerry.model.names import check_topic, is_within, stream_of
+from skerry.model.names import check_topic, stream_of
 from skerry.model.topic import TopicSettings
 
 log = logging.getLogger("skerry.fabric")
@@ -56,13 +56,8 @@ NEAR = 0
 is shut. A copy that was just told to follow another holder may take two seconds to begin."""
 SEAL_TIME = 1.0
 """Seconds to wait for members' answers in an election; those whose link is down are not asked."""
-ALONE = 2.5
-"""Seconds after which one observer is enough. By then a home that lost us has shut itself, if its
-topic says `stop`."""
 ARRIVAL = 2.0
 """Seconds that a new topic waits for sites that are known and not heard yet."""
-ABSENT = 3.0
-"""Seconds that a site with homes may take to appear after the leader started."""
 RETRY = 0.3
 """Seconds before a lost home that could not be replaced is tried again."""
 SETTLE_TIME = 5.0
@@ -84,15 +79,6 @@ class FreezeRequest(msgspec.Struct):
     lease: float = FREEZE
 
 
-class Lost(msgspec.Struct):
-    """An observer cannot reach a site, or can again."""
-
-    site: str
-    observer: str
-    how: str
-    """`refused`: nobody listens there; `closed`, `silent`; or `heard`: it is back."""
-
-
 class Leader:
     """Decides for the whole fabric."""
 
@@ -103,22 +89,16 @@ class Leader:
         self._ask = ask
         self._making = asyncio.Lock()
         self._moving: dict[str, asyncio.Lock] = {}
-        self._lost: dict[str, dict[str, str]] = {}
-        """For each site: who cannot reach it, and how that was noticed."""
-        self._since: dict[str, float] = {}
-        """Since when nobody of ours has heard a site."""
-        self.dead: set[str] = set()
+        self._losses = Losses(site, self._observers)
+        self.dead = self._losses.dead
         self._sealed: set[str] = set()
         """Topics whose members were asked to seal, and that have no new epoch yet."""
         self._failing: dict[str, asyncio.Task[None]] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks("the leader's work")
 
     async def close(self) -> None:
         """Stop."""
-        tasks = [*self._failing.values(), *self._tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
 
     # What is known
 
@@ -158,9 +138,9 @@ class Leader:
         async with self._making:
             known = self._store.get(topic_key(name), TopicEntry)
             if known is not None:
-                _check_same(known, settings)
+                check_same(known, settings)
                 return known
-            self._check_overlap(name)
+            check_overlap(name, self.entries())
             home = self._choose_home(settings, request.site)
             await self._wait_for_sites(settings.replicas + 1)
             members = self._choose_members(home, settings)
@@ -184,19 +164,6 @@ class Leader:
         await self._settle_all(entry)
         return entry
 
-    def _check_overlap(self, name: str) -> None:
-        for other in self.entries():
-            if is_within(name, other):
-                raise TopicOverlap(
-                    f"{name} is already a sub-topic of {other} and shares its log",
-                    f"Publish to {name} as it is; to give it a log of its own, delete {other}.",
-                )
-            if is_within(other, name):
-                raise TopicOverlap(
-                    f"{name} would take in the existing topic {other}",
-                    f"Choose another name, or delete {other} first.",
-                )
-
     async def _wait_for_sites(self, count: int) -> None:
         """Sites that have just joined, or are just back, may be a moment from being heard."""
         deadline = asyncio.get_running_loop().time() + ARRIVAL
@@ -216,52 +183,20 @@ class Leader:
                 return site
         raise Unavailable("no site can take the topic now", "Look with `skerry sites`.")
 
-    def _choose_members(
-        self, home: str, settings: TopicSettings, avoid: Iterable[str] = ()
-    ) -> tuple[str, ...]:
-        """The home and its replicas. With a list of sites those; else the nearest to the home, or
-        the farthest from each other, as far as round-trip times are known."""
-        count = settings.replicas
-        if settings.spread not in ("distributed", "colocated"):
-            named = [site.strip() for site in settings.spread.split(",") if site.strip()]
-            for site in named:
-                self._check_site(site)
-            others = [site for site in named if site != home]
-            if len(others) < count:
-                raise BadSetting(
-                    f"{count} replicas were asked for, and {len(others)} sites named for them",
-                    "Name more sites with --spread, or ask for fewer replicas.",
-                )
-            return (home, *others[:count])
-        out = {home, *avoid}
-        free = [
+    def _choose_members(self, home: str, settings: TopicSettings) -> tuple[str, ...]:
+        for site in named_sites(settings) or ():
+            self._check_site(site)
+        rtt = {name: presence.rtt for name, presence in self._store.all("up.", Presence).items()}
+        rtt[self._site] = self._links.rtt
+        return choose_members(home, settings, self._free(), self._site, rtt)
+
+    def _free(self) -> list[str]:
+        """The sites that may be given a topic now."""
+        return [
             name
             for name, record in self.sites().items()
-            if name not in out and self.is_there(name) and not record.draining
+            if self.is_there(name) and not record.draining
         ]
-        if len(free) < count:
-            raise BadSetting(
-                f"{count} replicas need {count + 1} sites that are up; there are {len(free) + 1}",
-                "Let more sites join, or ask for fewer replicas.",
-            )
-        chosen = [home]
-        for _ in range(count):
-            far = {site: min(self._distance(site, other) for other in chosen) for site in free}
-            pick = max if settings.spread == "distributed" else min
-            best = pick(sorted(free), key=lambda site: far[site])
-            chosen.append(best)
-            free.remove(best)
-        return tuple(chosen)
-
-    def _distance(self, one: str, other: str) -> float:
-        """Seconds between two sites: as one of them measured it, or through the hub."""
-        for a, b in ((one, other), (other, one)):
-            presence = self._store.get(up_key(a), Presence)
-            if presence is not None and b in presence.rtt:
-                return presence.rtt[b]
-        if self._site in (one, other):
-            return self._links.rtt.get(other if one == self._site else one, 0.0)
-        return self._links.rtt.get(one, 0.0) + self._links.rtt.get(other, 0.0)
 
     async def change(self, request: CreateRequest) -> TopicEntry:
         """Change settings of a topic; the number of replicas as well."""
@@ -304,7 +239,7 @@ class Leader:
             entry = self._entry(request.name)
             to = request.to or entry.home
             record = self._check_site(to)
-            members = _members_after(entry, to, request.members)
+            members = members_after(entry.members, to, request.members)
             for site in members:
                 self._check_site(site)
                 if site not in entry.members and not self.is_there(site):
@@ -349,10 +284,10 @@ class Leader:
             await self._store.put(topic_key(entry.name), fresh)
         except BaseException:
             if frozen:  # it opens again by itself; sooner is better
-                self._spawn(self._reopen(entry))
+                self._tasks.spawn(self._reopen(entry))
             raise
         await self._settle_at(fresh.home, fresh)
-        self._spawn(self._settle_all(fresh))
+        self._tasks.spawn(self._settle_all(fresh))
         return fresh
 
     async def _reopen(self, entry: TopicEntry) -> None:
@@ -424,64 +359,40 @@ class Leader:
 
     def observe(self, report: Lost) -> None:
         """Somebody noticed that a site is away, or back."""
-        if report.site == self._site:
-            return
-        seen = self._lost.setdefault(report.site, {})
-        if report.how == "heard":
-            seen.pop(report.observer, None)
-            if not seen or report.observer == self._site:
-                self._lost.pop(report.site, None)
-                self._since.pop(report.site, None)
-                if report.site in self.dead:
-                    self.dead.discard(report.site)
-                    log.warning("site %s is back", report.site)
-            return
-        seen[report.observer] = report.how
-        self._judge(report.site)
+        before = set(self.dead)
+        self._losses.observe(report)
+        self._act(before)
 
     def look(self, now: float) -> None:
         """Judge anew, with the time that has passed; and notice sites that never came."""
-        for site in self.sites():
-            if site == self._site or site in self._links.up:
-                self._since.pop(site, None)
-                continue
-            since = self._since.setdefault(site, now)
-            if now - since > ABSENT:
-                self._lost.setdefault(site, {}).setdefault(self._site, "absent")
-            self._judge(site, now - since)
-        for site in list(self.dead):
-            if site not in self._links.up:
-                self.fail_over(site)
-
-    def _judge(self, site: str, away: float = 0.0) -> None:
-        seen = self._lost.get(site, {})
-        if site not in self.dead and self._is_confirmed(site, seen, away):
-            self.dead.add(site)
-            log.warning(
-                "site %s is lost (%s)",
-                site, ", ".join(f"{who}: {how}" for who, how in sorted(seen.items())),
-            )  # fmt: skip
+        before = set(self.dead)
+        self._losses.look(self.sites(), self._links.up, now)
+        self._act(before)
+        for site in self.dead - self._links.up:
             self.fail_over(site)
 
-    def _is_confirmed(self, site: str, seen: dict[str, str], away: float) -> bool:
-        """A refused connection is proof. Anything else needs a second observer, if there is one
-        that is linked to the site, or time."""
-        if "refused" in seen.values():
-            return True
-        if self._site in seen and away > ALONE:
-            return True
-        observers = {self._site}
+    def _act(self, before: set[str]) -> None:
+        for site in before - self.dead:
+            log.warning("site %s is back", site)
+        for site in self.dead - before:
+            log.warning("site %s is lost (%s)", site, self._losses.why(site))
+            self.fail_over(site)
+
+    def _observers(self, site: str) -> set[str]:
+        """Who is linked to a site and would tell if it were lost. Those that we do not hear, too,
+        unless they are lost themselves: right after a start, or if our own line is at fault, we
+        hear nobody, and must not take all of them for lost."""
+        found: set[str] = set()
         for record in self._store.all("link.", LinkRecord).values():
-            pair = {record.dialer, record.acceptor}
-            if site in pair:
-                observers |= {other for other in pair - {site} if self.is_there(other)}
-        return self._site in seen and len(seen) >= min(2, len(observers))
+            if site in (record.dialer, record.acceptor):
+                found |= {record.dialer, record.acceptor}
+        return found - {site} - self.dead
 
     def fail_over(self, site: str) -> None:
         """Replace every home at `site`."""
         task = self._failing.get(site)
         if task is None or task.done():
-            self._failing[site] = asyncio.create_task(self._fail_over(site))
+            self._failing[site] = self._tasks.spawn(self._fail_over(site))
 
     async def _fail_over(self, site: str) -> None:
         while site in self.dead:
@@ -582,18 +493,10 @@ class Leader:
 
         async def leave(entry: TopicEntry) -> str:
             async with gate:
-                others = [member for member in entry.members if member != site]
-                free = [
-                    name
-                    for name, other in self.sites().items()
-                    if name not in entry.members and self.is_there(name) and not other.draining
-                ]
-                while len(others) < len(entry.members) and free:
-                    others.append(free.pop(0))
-                if not others:
+                members = members_without(entry.members, site, self._free())
+                if members is None:
                     raise MoveFailed(f"no other site can take {entry.name}")
-                home = entry.home if entry.home != site else others[0]
-                await self.move(MoveRequest(entry.name, home, others))
+                await self.move(MoveRequest(entry.name, members[0], list(members)))
                 return entry.name
 
         return sorted(await asyncio.gather(*(leave(entry) for entry in todo)))
@@ -635,40 +538,3 @@ class Leader:
                 await self._settle_at(site, entry)
 
         await asyncio.gather(*(settle(site) for site in entry.members if self.is_there(site)))
-
-    def _spawn(self, work: Any) -> None:
-        task: asyncio.Task[Any] = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-def settings_of(name: str, given: dict[str, Any]) -> TopicSettings:
-    """Settings as they came over the wire."""
-    try:
-        return msgspec.convert(given, TopicSettings, strict=True)
-    except msgspec.ValidationError as error:
-        raise BadSetting(f"the settings of {name} are wrong: {error}") from None
-
-
-def _check_same(known: TopicEntry, settings: TopicSettings) -> None:
-    differences = known.settings.differences(settings)
-    if differences:
-        raise TopicExists(
-            f"topic {known.name} exists with other settings: "
-            + "; ".join(f"{k} is {a}, not {b}" for k, (a, b) in differences.items()),
-            f"Change it with `skerry topic set {known.name}`, or create it with the same settings.",
-            differences,
-        )
-
-
-def _members_after(entry: TopicEntry, to: str, asked: list[str] | None) -> tuple[str, ...]:
-    """The next members, the home first. A home that moves to a site without a copy takes the place
-    of the old one; one that moves to a replica changes places with it."""
-    if asked is not None:
-        return (to, *[site for site in asked if site != to])
-    others = [site for site in entry.members if site not in (to, entry.home)]
-    if to in entry.members and to != entry.home:
-        others.append(entry.home)
-    elif to == entry.home:
-        return entry.members
-    return (to, *others)

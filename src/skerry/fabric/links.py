@@ -6,9 +6,11 @@ these is a change of the engine's configuration and a reload, some milliseconds.
 coordination site is there from the day a site joined. A link that neither side has used for a while
 loses its record, and both engines drop it.
 
-An edge dials a hub, never the reverse; two sites that both only dial out cannot be linked, and meet
-at a hub. A link is *up* while the engine says so and heartbeats come in: a black hole closes no
-connection.
+An edge dials a hub; the reverse only where the hub takes no links and the edge does. Of two sites
+of one tier the first by name dials, if the other takes links. Two sites that both only dial out
+cannot be linked, and meet at the coordination site, which always takes links.
+
+A link is *up* while the engine says so and heartbeats come in: a black hole closes no connection.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from skerry.engine.system import LinkState, System
 from skerry.engine.wire import Connection
 from skerry.errors import Conflict, SkerryError, Unavailable
 from skerry.fabric.join import Membership
+from skerry.fabric.tasks import Tasks
 from skerry.model.control import LinkInfo
 from skerry.model.fabric import LinkRecord, SiteRecord, link_key, site_key
 
@@ -102,7 +105,7 @@ class Links:
         self._changed = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
         self._look_again = False
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Tasks("work on links")
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._system = System(system, account, self._on_engine)
         connection.subscribe(f"_sk.{self.site}.beat.*", self._on_beat)
@@ -112,19 +115,12 @@ class Links:
         self._store = store
         store.watch("link.", self._on_record)
         store.watch("site.", lambda key, value: self._changed.set())
-        self._tasks = [
-            asyncio.create_task(self._keep_wired()),
-            asyncio.create_task(self._beat()),
-        ]
+        self._tasks.spawn(self._keep_wired())
+        self._tasks.spawn(self._beat())
 
     async def close(self) -> None:
         """Stop watching; links stay as they are."""
-        tasks = [*self._tasks, *self._asking.values()]
-        if self._looking is not None:
-            tasks.append(self._looking)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
 
     # What others ask for
 
@@ -136,7 +132,7 @@ class Links:
         record = self._record(peer)
         is_known = record is not None and self.site in record.wanted_by
         if not is_known and peer not in self._asking:
-            task = asyncio.create_task(self._ask_for(peer))
+            task = self._tasks.spawn(self._ask_for(peer))
             self._asking[peer] = task
             task.add_done_callback(lambda _: self._asking.pop(peer, None))
 
@@ -394,7 +390,7 @@ class Links:
     def _on_engine(self, peer: str, is_up: bool) -> None:
         if not peer:  # of a link that we dialled the engine tells no name
             if self._looking is None or self._looking.done():
-                self._looking = asyncio.create_task(self._look())
+                self._looking = self._tasks.spawn(self._look())
             self._look_again = True
         elif is_up:
             self._connected.add(peer)

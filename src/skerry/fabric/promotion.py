@@ -30,6 +30,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from skerry.model.fabric import TopicEntry
+
 Lineage = Sequence[tuple[int, int]]
 """Epochs and their bases, the oldest kept first, the current one last."""
 
@@ -105,6 +107,14 @@ def elect(
     return Decision(home, lineage[-1][0] + 1, best[1], (home, *others))
 
 
+def may_stay_open(epoch: int, members: Sequence[str], sealed: Mapping[str, int]) -> bool:
+    """Whether the home of `epoch` cannot have been replaced, as far as its members tell without
+    the directory: so many are not sealed for a later epoch that too few are left for an election.
+    `sealed` has the mark of each member that answered just now, the home included."""
+    free = [site for site in members if site in sealed and sealed[site] <= epoch]
+    return len(free) >= write_quorum(len(members))
+
+
 def may_cut_over(members: Sequence[str], states: Mapping[str, State], last: int) -> bool:
     """Whether a frozen home's log, which ends at `last`, is safe with the next `members`: so many
     of them hold it that any election among them would find it. `states` are those of copies whose
@@ -153,6 +163,21 @@ def confirmed(home_last: int, epoch: int, members: int, states: Iterable[State])
         return home_last
     lasts = sorted((state.last for state in states if state.label == epoch), reverse=True)
     return min(home_last, lasts[need - 1]) if len(lasts) >= need else 0
+
+
+def next_epoch(
+    entry: TopicEntry, members: tuple[str, ...], base: int, young: bool = False
+) -> TopicEntry:
+    """The entry of the epoch after `entry`; its home, the first of `members`, begins at `base`."""
+    lineage = (*entry.lineage, (entry.epoch + 1, base))[-LINEAGE_KEPT:]
+    return msgspec.structs.replace(
+        entry,
+        home=members[0],
+        epoch=entry.epoch + 1,
+        members=members,
+        lineage=lineage,
+        forgetful=young or (entry.forgetful and members[0] == entry.home),
+    )
 
 
 class Copy:

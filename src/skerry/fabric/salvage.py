@@ -71,6 +71,7 @@ async def _publish(jetstream: JetStream, entry: TopicEntry, identity: str, event
     subject = write_subject(entry.home, event.topic, entry.epoch)
     deadline = connection.now() + PATIENCE
     while connection.now() < deadline:
+        await connection.wait_up(deadline)
         try:
             reply = await connection.request(subject, bytes(event.data), head, timeout=2.0)
         except (Down, TimeoutError):

@@ -45,6 +45,11 @@ class Local:
         """Whether readers asked for it."""
         return self.touched > 0
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether it is being replaced."""
+        return self.work is not None and not self.work.done()
+
 
 def learn(local: Local, info: dict[str, Any], fabric: str) -> None:
     """Take in what the engine says of the stream. Marks never go back."""

@@ -50,6 +50,9 @@ class Oracle:
         """The entry has changed."""
         if new.epoch != old.epoch + 1:
             self.fail(f"epoch {new.epoch} after {old.epoch}")
+        former = self.world.sites[old.home]
+        if former.stays_open(old):
+            self.fail(f"{former} is replaced, and its members would let it stay open")
         self.entries[new.epoch] = new
         if new.home != old.home:
             self.elections += 1

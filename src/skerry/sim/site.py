@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from skerry.fabric import promotion
 from skerry.fabric.promotion import Copy, State
 from skerry.model.fabric import TopicEntry
 from skerry.sim.clearance import Clearance
@@ -101,6 +102,13 @@ class Site(Asker):
     def leads(self, epoch: int) -> bool:
         """Whether this site takes events for `epoch`."""
         return self.home_of == epoch == self.copy.following
+
+    def stays_open(self, entry: TopicEntry) -> bool:
+        """Whether this home would go on without the store, were it to ask all members now."""
+        sealed = {name: self.world.sites[name].copy.sealed for name in entry.members}
+        return self.leads(entry.epoch) and promotion.may_stay_open(
+            entry.epoch, entry.members, sealed
+        )
 
     def _lead(self, entry: TopicEntry) -> None:
         if self.leads(entry.epoch):

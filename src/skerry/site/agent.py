@@ -32,6 +32,7 @@ from skerry.errors import (
     Unavailable,
 )
 from skerry.fabric.control import Control
+from skerry.fabric.demands import settings_of
 from skerry.fabric.fabric import Fabric
 from skerry.fabric.join import Membership, join, site_record
 from skerry.fabric.links import first_wiring
@@ -204,25 +205,18 @@ class Site:
         return fabric
 
     def _serve(self, control: Control, topics: Topics) -> None:
-        async def status(data: bytes) -> SiteStatus:
-            return await self.status()
-
-        async def create(data: bytes) -> Topic:
-            request = msgspec.json.decode(data, type=TopicRequest)
-            return await topics.create(request.name, _settings(request))
-
-        async def change(data: bytes) -> Topic:
-            request = msgspec.json.decode(data, type=TopicRequest)
-            _settings(request)
+        async def change(request: TopicRequest) -> Topic:
+            settings_of(request.name, request.settings)
             return await topics.change(request.name, request.settings)
 
-        async def delete(data: bytes) -> None:
-            await topics.delete(msgspec.json.decode(data, type=TopicName).name)
-
-        control.serve("open.status", status)
-        control.serve("open.topic.create", create)
-        control.serve("admin.topic.set", change)
-        control.serve("admin.topic.delete", delete)
+        control.serve("open.status", None, self.status)
+        control.serve(
+            "open.topic.create",
+            TopicRequest,
+            lambda r: topics.create(r.name, settings_of(r.name, r.settings)),
+        )
+        control.serve("admin.topic.set", TopicRequest, change)
+        control.serve("admin.topic.delete", TopicName, lambda r: topics.delete(r.name))
 
     def _check_exposure(self) -> None:
         settings = self.settings
@@ -397,13 +391,6 @@ def _check_tls(cert: Path, key: Path) -> None:
             f"{cert} and {key} are no certificate and its key: {error}",
             "Give the chain and the matching key in PEM format, without a passphrase.",
         ) from None
-
-
-def _settings(request: TopicRequest) -> TopicSettings:
-    try:
-        return msgspec.convert(request.settings, TopicSettings, strict=True)
-    except msgspec.ValidationError as error:
-        raise BadSetting(f"the settings of {request.name} are wrong: {error}") from None
 
 
 def _maybe_port(host: str, port: int | None, option: str) -> int | None:

@@ -1,0 +1,195 @@
+"""Whom a copy follows, and where from others may follow this site.
+
+Members follow the home; copies for readers form a tree (`skerry.fabric.tree`) and write their place
+in it down. The engine asks each time it connects a mirror (`skerry.fabric.relay`); the answer is
+the holder chosen here, once that one is known to hold the same history.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from skerry.directory.store import STREAM as STORE_STREAM
+from skerry.directory.store import Store
+from skerry.engine.wire import Connection
+from skerry.errors import Conflict, SkerryError, Unavailable
+from skerry.fabric.links import Links
+from skerry.fabric.logs import Logs
+from skerry.fabric.peers import Peers
+from skerry.fabric.relay import Question, Relay
+from skerry.fabric.streams import Local
+from skerry.fabric.tasks import Tasks
+from skerry.fabric.tree import FANOUT, choose_parent
+from skerry.model.fabric import CopyRecord, TopicEntry, copy_key
+from skerry.model.names import topic_of_stream
+
+log = logging.getLogger("skerry.fabric")
+
+FAR = 1.0
+"""Seconds that an unmeasured distance counts for, and a link that is not there yet."""
+
+
+class Holding(msgspec.Struct):
+    """The log at a site that others may follow: the epoch of its history, its first index."""
+
+    root: int
+    first: int
+
+
+class Following:
+    """Points this site's copies at their holders. `rebuild` makes a copy anew that no holder can
+    bring up to date."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        logs: Logs,
+        store: Store,
+        links: Links,
+        peers: Peers,
+        rebuild: Callable[[Local], None],
+    ) -> None:
+        self.relay = Relay(connection, self._answer)
+        self._site = logs.site
+        self._logs = logs
+        self._store = store
+        self._links = links
+        self._peers = peers
+        self._rebuild = rebuild
+        self._crowded: set[str] = set()
+        """Streams whose tree of copies has changed since we looked at our place in it."""
+        self._tasks = Tasks("following")
+
+    def start(self) -> None:
+        """Begin to hear of other copies."""
+        self._crowded = {local.stream for local in self._logs}
+        self._store.watch("copy.", lambda key, value: self._crowded.add(key.split(".")[1]))
+
+    async def close(self) -> None:
+        """Stop."""
+        await self.relay.close()
+        await self._tasks.close()
+
+    # The place in the tree
+
+    def choose(self, local: Local, entry: TopicEntry, anywhere: bool = False) -> None:
+        """Choose the holder to follow; with `anywhere`, as if this copy had no place yet."""
+        if self._site in entry.members:
+            local.parent = entry.home
+        else:
+            records = self._records(local)
+            if anywhere:
+                records.pop(self._site, None)
+            links = self._links
+            lost = links.missing()
+            place = choose_parent(
+                self._site,
+                entry,
+                records,
+                self._store.origin,
+                lambda site: site not in lost and links.can_reach(site),
+                lambda site: links.rtt.get(site, FAR) + (0 if site in links.up else FAR),
+            )
+            local.parent = place.parent
+            if records.get(self._site) != place:
+                self._tasks.spawn(self._note(local, place))
+        self._links.want(local.parent)
+
+    def make_way(self, local: Local, entry: TopicEntry) -> None:
+        """Copies that appeared at once may all have chosen one holder: the later ones go on."""
+        if local.stream not in self._crowded:
+            return
+        self._crowded.discard(local.stream)
+        if self._site in entry.members:
+            return
+        records = self._records(local)
+        same = sorted(site for site, record in records.items() if record.parent == local.parent)
+        has_children = any(record.parent == self._site for record in records.values())
+        if self._site in same[FANOUT:] and not has_children:
+            before = local.parent
+            self.choose(local, entry, anywhere=True)
+            if local.parent != before:
+                self.relay.again(local.stream)
+
+    def _records(self, local: Local) -> dict[str, CopyRecord]:
+        return self._store.all(f"copy.{local.stream}.", CopyRecord)
+
+    async def _note(self, local: Local, record: CopyRecord) -> None:
+        with contextlib.suppress(Conflict, Unavailable):
+            await self._store.put(copy_key(local.name, self._site), record)
+
+    async def leave(self, local: Local) -> None:
+        """Give up the place in the tree: this is no reader's copy any more."""
+        key = copy_key(local.name, self._site)
+        if self._store.get(key, CopyRecord) is not None:
+            with contextlib.suppress(Conflict, Unavailable):
+                await self._store.delete(key)
+
+    # What the engine asks
+
+    async def _answer(self, question: Question) -> str | None:
+        """The holder that a mirror may read now; see `Relay`."""
+        if question.stream == STORE_STREAM:
+            return self._store.origin
+        local = self._logs.get(topic_of_stream(question.stream) or "")
+        entry = self._logs.entry(local.name) if local else None
+        if local is None or entry is None or local.copy.following != entry.epoch:
+            return None
+        if local.parent not in self._links.up:
+            self._links.want(local.parent)
+            if self._site not in entry.members:
+                self.choose(local, entry)
+            if local.parent not in self._links.up:
+                return None
+        try:
+            data = await self._peers.ask(local.parent, "peer.holding", {"name": local.name}, 1.0)
+        except SkerryError:
+            return None
+        holding = msgspec.json.decode(data, type=Holding | None)
+        if holding is None or holding.root != entry.epoch:
+            # It has not heard of this epoch yet, and may hold events that are not in its history.
+            if local.parent != entry.home and self._site not in entry.members:
+                local.parent = entry.home
+                self._links.want(entry.home)
+            return None
+        if 1 < question.start < holding.first:
+            log.warning(
+                "the copy of %s here ends at %d, and %s keeps events from %d on; rebuilding it",
+                local.name, question.start - 1, local.parent, holding.first,
+            )  # fmt: skip
+            self._rebuild(local)
+            return None
+        return local.parent
+
+    async def holding(self, name: str) -> Holding | None:
+        """What a copy elsewhere that wants to follow the log here must know of it."""
+        local = self._logs.get(name)
+        info = await self._logs.info(local) if local is not None and local.kind else None
+        if local is None or info is None:
+            return None
+        return Holding(local.copy.root, info["state"]["first_seq"])
+
+    def on_link(self, peer: str, is_up: bool) -> None:
+        """A link changed: mirrors and sources that use it must be told, or would wait."""
+        if not is_up:
+            self.relay.lost(peer)
+        elif peer == self._store.origin and not self.relay.is_reading(STORE_STREAM):
+            self.relay.again(STORE_STREAM)
+        for local in self._logs:
+            if local.kind == "copy" and local.parent == peer:
+                entry = self._logs.entry(local.name)
+                if not is_up and entry is not None and self._site not in entry.members:
+                    self.choose(local, entry)
+                if local.parent in self._links.up and not self.relay.is_reading(local.stream):
+                    self.relay.again(local.stream)
+            elif (
+                local.kind == "home"
+                and is_up
+                and peer in local.sources
+                and not self.relay.is_reading(local.stream, peer)
+            ):
+                self.relay.again(local.stream, peer)

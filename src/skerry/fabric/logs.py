@@ -1,0 +1,162 @@
+"""The streams of one site's topics: which there are, and changing one of them.
+
+What they are to be is decided by `Copies`. Whoever changes a stream holds the lock of its `Local`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from skerry.directory.store import Store
+from skerry.engine.jetstream import STREAM_NOT_FOUND, ApiError, JetStream
+from skerry.errors import FabricError
+from skerry.fabric.promotion import Copy
+from skerry.fabric.streams import MARKS, Local, copy_config, home_config, learn
+from skerry.model.fabric import TopicEntry, topic_key
+from skerry.model.names import topic_of_stream
+
+Info = dict[str, Any]
+"""What the engine says of a stream."""
+
+
+class Logs:
+    """The streams of one site. Each topic has one `Local`, which stays the same for as long as
+    there is a stream, or somebody who wants one."""
+
+    def __init__(
+        self, jetstream: JetStream, site: str, fabric: str, store: Store, deliver_plain: bool
+    ) -> None:
+        self.site = site
+        self._jetstream = jetstream
+        self._fabric = fabric
+        self._store = store
+        self._deliver_plain = deliver_plain
+        self._locals: dict[str, Local] = {}
+
+    def __iter__(self) -> Iterator[Local]:
+        return iter(list(self._locals.values()))
+
+    def get(self, name: str) -> Local | None:
+        """The topic's stream here, if anybody knows of it."""
+        return self._locals.get(name)
+
+    def of(self, name: str) -> Local:
+        """The topic's stream here, to be."""
+        if name not in self._locals:
+            self._locals[name] = Local(name, self.site)
+        return self._locals[name]
+
+    def entry(self, name: str) -> TopicEntry | None:
+        """Where a topic lives, as far as this site knows."""
+        return self._store.get(topic_key(name), TopicEntry)
+
+    # What the engine has
+
+    def load(self, streams: Iterable[Info], now: float) -> None:
+        """Learn what is here; forget what is gone and not wanted."""
+        there: set[str] = set()
+        for info in streams:
+            name = topic_of_stream(info["config"]["name"])
+            if name is None:
+                continue
+            there.add(name)
+            local = self.of(name)
+            if local.lock.locked():
+                continue  # whoever changes it knows better
+            learn(local, info, self._fabric)
+            if local.kind == "copy" and not local.is_wanted:
+                local.touched = now  # until it proves to be idle
+        for local in self:
+            if local.name not in there and not local.lock.locked():
+                local.kind = ""
+                if not local.is_wanted and not local.is_busy:
+                    del self._locals[local.name]
+
+    async def info(self, local: Local) -> Info | None:
+        """What the engine says of a stream now."""
+        return await self._jetstream.stream(local.stream)
+
+    async def look(self, local: Local) -> Info | None:
+        """The same, taken in."""
+        info = await self.info(local)
+        if info is None:
+            local.kind = ""
+            local.copy = Copy(self.site)
+        else:
+            learn(local, info, self._fabric)
+        return info
+
+    async def measure(self, local: Local) -> int:
+        """The last index of a log that must be there."""
+        info = await self.info(local)
+        if info is None:
+            local.kind = ""
+            raise FabricError(
+                f"site {self.site} has lost its log of {local.name}",
+                "Restore the data folder, or move the topic to a site that has a copy.",
+            )
+        local.copy.last = int(info["state"]["last_seq"])
+        return local.copy.last
+
+    # Changing one
+
+    def home(self, local: Local, entry: TopicEntry) -> Info:
+        """The configuration of the topic's home here."""
+        return home_config(local, entry, self._fabric, self._deliver_plain)
+
+    def copy(self, local: Local, entry: TopicEntry) -> Info:
+        """The configuration of a copy here."""
+        return copy_config(local, entry, self._fabric, self._deliver_plain)
+
+    async def create(self, local: Local, config: Info) -> None:
+        """Make the stream."""
+        await self._jetstream.call(f"STREAM.CREATE.{local.stream}", config)
+
+    async def update(self, local: Local, config: Info) -> None:
+        """Change the stream."""
+        try:
+            await self._jetstream.call(f"STREAM.UPDATE.{local.stream}", config)
+        except ApiError as error:
+            if error.code == STREAM_NOT_FOUND:
+                local.kind = ""
+            raise
+
+    async def write_marks(self, local: Local) -> None:
+        """Write down what the copy has promised and reached."""
+        info = await self.info(local)
+        if info is None:
+            return
+        config = info["config"]
+        marks = {f"skerry.{mark}": str(getattr(local.copy, mark)) for mark in MARKS}
+        await self.update(
+            local, {**config, "metadata": {**(config.get("metadata") or {}), **marks}}
+        )
+
+    async def freeze(self, local: Local) -> None:
+        """Have a home take no more events; learn where it ends."""
+        if local.kind != "home":
+            return
+        info = await self.info(local)
+        if info is None:
+            local.kind = ""
+            return
+        config = {
+            key: value
+            for key, value in info["config"].items()
+            if key not in ("sources", "subject_transform", "mirror")
+        }
+        config["subjects"] = [f"_frozen.{local.stream}"]
+        await self.update(local, config)
+        local.kind = "frozen"
+        local.sources.clear()
+        await self.measure(local)
+
+    async def delete(self, local: Local) -> None:
+        """Remove the stream and all that it held."""
+        with contextlib.suppress(ApiError):
+            await self._jetstream.call(f"STREAM.DELETE.{local.stream}")
+        local.kind = ""
+        local.parent = ""
+        local.copy = Copy(self.site)

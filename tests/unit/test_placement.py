@@ -1,0 +1,125 @@
+"""Where homes and replicas go: pure choices over distances and names."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skerry.errors import BadSetting
+from skerry.fabric.placement import (
+    choose_members,
+    distance,
+    members_after,
+    members_without,
+    named_sites,
+)
+from skerry.model.topic import TopicSettings
+from tests.live.faults import refused
+
+RTT = {
+    "hub": {"near": 0.01, "far": 0.2, "farther": 0.3},
+    "near": {"far": 0.15},
+    "far": {"farther": 0.02},
+}
+ALL = ["hub", "near", "far", "farther"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "seconds"),
+    [
+        ("near", "far", 0.15),  # as measured
+        ("far", "near", 0.15),  # whichever of them did
+        ("hub", "far", 0.2),
+        ("far", "hub", 0.2),
+        ("near", "farther", 0.31),  # through the hub
+        ("hub", "unknown", 0.0),
+        ("near", "unknown", 0.01),
+    ],
+)
+def test_distance_is_measured_or_through_the_hub(one: str, other: str, seconds: float) -> None:
+    assert distance(one, other, "hub", RTT) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("spread", "replicas", "members"),
+    [
+        ("colocated", 1, ("near", "hub")),
+        ("colocated", 2, ("near", "hub", "far")),
+        ("distributed", 1, ("near", "farther")),
+        ("distributed", 2, ("near", "farther", "far")),
+        ("far, hub", 1, ("near", "far")),
+        ("near,far,hub", 2, ("near", "far", "hub")),
+        ("distributed", 0, ("near",)),
+    ],
+)
+def test_replicas_go_near_far_or_where_they_are_told(
+    spread: str, replicas: int, members: tuple[str, ...]
+) -> None:
+    settings = TopicSettings(replicas=replicas, spread=spread)
+    assert choose_members("near", settings, ALL, "hub", RTT) == members
+
+
+def test_too_few_sites_are_said() -> None:
+    with refused(BadSetting, "4 replicas need 5 sites that are up; there are 4"):
+        choose_members("near", TopicSettings(replicas=4), ALL, "hub", RTT)
+    with refused(BadSetting, "2 replicas were asked for, and 1 sites named"):
+        choose_members("near", TopicSettings(replicas=2, spread="far,far"), ALL, "hub", RTT)
+
+
+def test_sites_are_named_or_left_to_us() -> None:
+    assert named_sites(TopicSettings(spread="colocated")) is None
+    assert named_sites(TopicSettings(spread=" a, b,")) == ["a", "b"]
+
+
+@given(
+    rtt=st.dictionaries(
+        st.sampled_from("abcdef"), st.dictionaries(st.sampled_from("abcdef"), st.floats(0, 1))
+    ),
+    home=st.sampled_from("abcdef"),
+    replicas=st.integers(0, 5),
+    spread=st.sampled_from(["distributed", "colocated"]),
+)
+def test_members_are_distinct_and_begin_with_the_home(
+    rtt: dict[str, dict[str, float]], home: str, replicas: int, spread: str
+) -> None:
+    settings = TopicSettings(replicas=replicas, spread=spread)
+    members = choose_members(home, settings, list("abcdef"), "a", rtt)
+    assert members[0] == home
+    assert len(set(members)) == len(members) == replicas + 1
+
+
+@pytest.mark.parametrize(
+    ("to", "asked", "after"),
+    [
+        ("a", None, ("a", "b", "c")),
+        ("b", None, ("b", "c", "a")),  # changes places
+        ("d", None, ("d", "b", "c")),  # takes the place
+        ("d", ["d", "a"], ("d", "a")),
+        ("a", [], ("a",)),
+    ],
+)
+def test_a_move_keeps_the_number_of_members_unless_told(
+    to: str, asked: list[str] | None, after: tuple[str, ...]
+) -> None:
+    assert members_after(("a", "b", "c"), to, asked) == after
+
+
+@pytest.mark.parametrize(
+    ("site", "free", "after"),
+    [
+        ("a", ["c", "d"], ("b", "c")),
+        ("b", ["a", "b", "d"], ("a", "d")),
+        ("b", [], ("a",)),
+        ("c", ["d"], ("a", "b")),
+    ],
+)
+def test_a_drained_site_is_replaced_if_another_is_free(
+    site: str, free: list[str], after: tuple[str, ...]
+) -> None:
+    assert members_without(("a", "b"), site, [name for name in free if name != site]) == after
+
+
+def test_a_drained_site_that_has_the_only_copy_needs_another() -> None:
+    assert members_without(("a",), "a", []) is None
+    assert members_without(("a",), "a", ["b"]) == ("b",)
