@@ -129,6 +129,10 @@ class Copies:
         """Where a topic lives, as far as this site knows."""
         return self._store.get(topic_key(name), TopicEntry)
 
+    def names(self) -> list[str]:
+        """All topics of the fabric, as far as this site knows."""
+        return [entry.name for entry in self._store.all("topic.", TopicEntry).values()]
+
     def owner(self, topic: str) -> TopicEntry | None:
         """The entry of the topic that holds `topic`, itself or one that it is a sub-topic of."""
         tokens = topic.split("/")
@@ -274,12 +278,14 @@ class Copies:
             raise unknown_topic(name)
         local = self._local(name)
         local.touched = self._connection.now()
-        if local.kind and (local.work is None or local.work.done()):
+        if local.kind and local.delivers and (local.work is None or local.work.done()):
             return entry
         deadline = self._connection.now() + timeout
         if not any(self._links.can_reach(site) for site in entry.members):
             # Neither end takes links: they meet at the hub, which has to have a copy then.
             await self._peers.ask(self._store.origin, "peer.hold", {"name": name}, timeout)
+        # Plain subscribers get what is new, not the history.
+        local.delivers = not self._deliver_plain or self.site in entry.members
         await self.settle(entry)
         last = await self._last_known(entry, local, deadline)
         if last is None:
@@ -295,6 +301,9 @@ class Copies:
             if info is not None and info["state"]["last_seq"] >= last:
                 break
             await asyncio.sleep(0.005)
+        if not local.delivers:
+            local.delivers = True
+            await self.settle(entry)
         return entry
 
     async def _last_known(self, entry: TopicEntry, local: Local, deadline: float) -> int | None:
@@ -786,7 +795,7 @@ class Copies:
         return home_config(local, entry, self._fabric, self._deliver_plain)
 
     def _copy(self, local: Local, entry: TopicEntry) -> dict[str, Any]:
-        return copy_config(local, entry, self._fabric, self._deliver_plain)
+        return copy_config(local, entry, self._fabric, self._deliver_plain and local.delivers)
 
     async def _write_marks(self, local: Local) -> None:
         info = await self._jetstream.stream(local.stream)

@@ -19,10 +19,12 @@ from skerry.engine.conf import ACCOUNT, Ports
 from skerry.engine.folder import Folder
 from skerry.engine.jetstream import JetStream
 from skerry.engine.link import Down
+from skerry.engine.system import System
 from skerry.engine.wire import Connection, Listener
 from skerry.errors import Conflict, JoinRefused, SkerryError, Unavailable
 from skerry.fabric.control import Control
 from skerry.fabric.copies import Copies
+from skerry.fabric.interest import Interest
 from skerry.fabric.join import (
     JoinRequest,
     Membership,
@@ -116,6 +118,9 @@ class Fabric(Listener):
         )  # fmt: skip
         self.outbox = Outbox(self._jetstream, self.site, self.copies, self.links, self._peers)
         self.progress = Progress(self._jetstream, self.copies)
+        self.interest = Interest(
+            System(system, ACCOUNT), self.copies.names, self.copies.ensure, settings.link_idle
+        )
         self.leader = Leader(self.site, self.store, self.links, self._ask) if self.leads else None
         self._control: Control | None = None
         self._since = datetime.now(UTC)
@@ -148,6 +153,8 @@ class Fabric(Listener):
         await self.outbox.open()
         await self._settle(FIRST_CONTACT)
         self.copies.start()
+        if self._settings.deliver_plain:
+            self.interest.start()
         self._connection.listen(self)
         self._spawn(self._keep_presence())
         if self.leader is not None:
@@ -164,6 +171,7 @@ class Fabric(Listener):
         await asyncio.gather(*tasks, return_exceptions=True)
         if self.leader is not None:
             await self.leader.close()
+        await self.interest.close()
         await self.progress.close()
         await self.outbox.close()
         await self.copies.close()
