@@ -352,8 +352,7 @@ async def received(device: Device, count: int) -> list[str]:
     return [data.decode() for _, data in device.received]
 
 
-# What was published by MQTT with QoS 1 reaches subscribers with QoS 1 at its own site only
-# (docs/guarantees.md): the engine delivers it out of a stream of that site.
+# What was published by MQTT with QoS 1 for subscribers with QoS 1 is in `test_mqtt_sites.py`.
 @pytest.mark.parametrize(
     ("source", "qos"),
     [

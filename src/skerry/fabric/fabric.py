@@ -37,6 +37,7 @@ from skerry.fabric.join import (
 )
 from skerry.fabric.leader import FreezeRequest, Leader, Lost, SealRequest, settings_of
 from skerry.fabric.links import Links
+from skerry.fabric.mqtt import Mqtt
 from skerry.fabric.outbox import Outbox, SourceRequest
 from skerry.fabric.peers import Peers
 from skerry.fabric.progress import Progress
@@ -121,6 +122,7 @@ class Fabric(Listener):
         self.interest = Interest(
             System(system, ACCOUNT), self.copies.names, self.copies.ensure, settings.link_idle
         )
+        self.mqtt = Mqtt(self._jetstream, self.site, self._connect_again)
         self.leader = Leader(self.site, self.store, self.links, self._ask) if self.leads else None
         self._control: Control | None = None
         self._since = datetime.now(UTC)
@@ -147,6 +149,8 @@ class Fabric(Listener):
         if self.leads:
             await self._found()
         await self.copies.load(streams)
+        if self._ports.mqtt is not None:
+            await self.mqtt.start()  # before copies go on, and deliver what they had missed
         self._serve(control)
         control.open()
         self.links.start(self.store)
@@ -171,12 +175,17 @@ class Fabric(Listener):
         await asyncio.gather(*tasks, return_exceptions=True)
         if self.leader is not None:
             await self.leader.close()
+        await self.mqtt.close()
         await self.interest.close()
         await self.progress.close()
         await self.outbox.close()
         await self.copies.close()
         await self.links.close()
         await self.store.close()
+
+    async def _connect_again(self) -> Connection:
+        """One more connection to our own engine, with the same rights."""
+        return await Connection.open(self._connection.address, self._connection.settings, "mqtt")
 
     # Beginning, and beginning again
 
