@@ -67,6 +67,14 @@ def check_timeout(seconds: float) -> float:
     return seconds
 
 
+DEFAULT_SILENCE = 0.8
+LEAST_SILENCE = 0.4
+MOST_SILENCE = 20.0
+"""Seconds. Two beats of a site with default settings; and less than `ClientSettings.timeout`."""
+MOST_BEAT = 0.2
+"""Seconds."""
+
+
 class SiteSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a site runs: what `skerry up` takes."""
 
@@ -106,11 +114,13 @@ class SiteSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`hub`: well connected, takes links; `edge`: may be cut off, and may only dial out."""
     link_port: int | None = None
     """The TCP port for links of other sites; None: this site only dials out, 0: a free one."""
-    beat: float = 0.2
-    """Seconds between heartbeats on each link."""
-    silence: float = 0.8
-    """Seconds without a heartbeat after which a link is taken for dead. Four beats: below a second,
-    and above any pause seen here under full load."""
+    silence: float = DEFAULT_SILENCE
+    """Seconds without a heartbeat after which a link is taken for dead, and the site at its other
+    end for lost if others say so too. Four beats: below a second, and above any pause seen here
+    under full load. The same at all sites, or each judges the others by its own."""
+    beat: float = 0.0
+    """Seconds between heartbeats on each link; 0: a quarter of `silence`, and 0.2 at the most, so
+    that a site which waits long does not seem lost to one that does not."""
     link_idle: float = 60.0
     """Seconds after which a link, or a copy for readers, that nobody uses is removed."""
     insecure: bool = False
@@ -118,6 +128,28 @@ class SiteSettings(msgspec.Struct, frozen=True, kw_only=True):
     hang_timeout: float = 10.0
     """Seconds after which an engine that does not answer is killed and started anew.
     Longer than any pause seen under full load here (below 1 s)."""
+
+    def __post_init__(self) -> None:
+        """Derive what was not given."""
+        if self.beat == 0:
+            msgspec.structs.force_setattr(self, "beat", min(self.silence / 4, MOST_BEAT))
+
+    def check(self) -> SiteSettings:
+        """Return self if heartbeat and silence fit each other; else raise `BadSetting`."""
+        if not LEAST_SILENCE <= self.silence <= MOST_SILENCE:
+            raise BadSetting(
+                f"a site counts as lost after {LEAST_SILENCE:g} to {MOST_SILENCE:g} seconds of "
+                f"silence, not {self.silence:g}",
+                "Sooner, every pause of a busy machine would look like a loss; later, publishers "
+                "would have given up. Correct --silence.",
+            )
+        if not 0 < self.beat <= self.silence / 2:
+            raise BadSetting(
+                f"a heartbeat every {self.beat:g} s cannot tell within {self.silence:g} s that a "
+                "site is lost",
+                "Let two of them or more fit into that time, or leave `beat` out.",
+            )
+        return self
 
     @property
     def deliver_plain(self) -> bool:

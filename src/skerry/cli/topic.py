@@ -60,7 +60,7 @@ Replicas = Annotated[
         metavar="N",
         min=0,
         max=MAX_REPLICAS,
-        help="Copies at other sites that survive the loss of the home.",
+        help="Copies at other sites. With N of them (N + 1) / 2 sites may be lost, rounded down.",
         show_default="0",
         rich_help_panel=_FABRIC,
     ),

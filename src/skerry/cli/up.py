@@ -17,6 +17,7 @@ from skerry.config import (
     DEFAULT_LINK_PORT,
     DEFAULT_MQTT_PORT,
     DEFAULT_PORT,
+    DEFAULT_SILENCE,
     DEFAULT_WEBSOCKET_PORT,
     SiteSettings,
     default_data,
@@ -196,6 +197,16 @@ def up(
             rich_help_panel=_FABRIC,
         ),
     ] = None,
+    silence: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="Take another site for lost after so long without a sign of life: longer where "
+            "links are slow or stall, shorter where publishers cannot wait. Give all sites of the "
+            "fabric the same. A site that closes its links is noticed at once.",
+            rich_help_panel=_FABRIC,
+        ),
+    ] = DEFAULT_SILENCE,
 ) -> None:  # fmt: skip
     """Run a site here until Ctrl-C: its engine, its topics, its services."""
     from skerry.cli.joining import check_links, check_token, find_link_port, find_token
@@ -229,7 +240,8 @@ def up(
         insecure=insecure,
         tier=tier,
         link_port=links_at,
-    )
+        silence=silence,
+    ).check()
     with make_face() as face:
         run(_serve(settings, engine, token, face))
 

@@ -120,7 +120,10 @@ def link_rights(site: str, peer: str) -> dict[str, Any]:
     return {
         # MQTT's own messages would cross all the same, and go round a ring of links for ever.
         "publish": {"allow": _addressed_to(site, peer), "deny": ["$MQTT.>"]},
-        "subscribe": {"allow": _addressed_to(peer, site), "deny": ["$MQTT.>"]},
+        # A locked engine maps `s.<site>.>` away, and tells those it dials that it listens there;
+        # it never takes that back, so that writes which nobody takes would not be refused. `*`
+        # stands for the `>` of such interest: what a home listens on has more tokens.
+        "subscribe": {"allow": _addressed_to(peer, site), "deny": ["$MQTT.>", f"s.{peer}.*"]},
     }
 
 
@@ -236,8 +239,9 @@ def _wire(
         account["mappings"][f"s.{site}.>"] = f"_locked.{site}.>"
     if wiring.coordinates:
         account["users"].append(users["join"])
-    for link in wiring.inbound:
-        account["users"].append({"nkey": link.key, "permissions": link_rights(site, link.peer)})
+    if not wiring.locked:  # nor is anybody linked who would be told of the mapping
+        for link in wiring.inbound:
+            account["users"].append({"nkey": link.key, "permissions": link_rights(site, link.peer)})
     conf["accounts"][SYSTEM_ACCOUNT] = {"users": [users["system"]]}
     conf["system_account"] = SYSTEM_ACCOUNT
     remotes = []

@@ -1,4 +1,5 @@
-"""What the engine lets its own operator do: reload, look at links, drop one, hear of changes."""
+"""What the engine lets its operator do: reload, look at links, drop one, hear of changes, and see
+who subscribes."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ from skerry.errors import EngineError, EngineFailed
 
 TIME = 5.0
 """Seconds for one request."""
+MANY = 2**31 - 1
+"""More than there are; the engine lists 1024 unless told otherwise."""
 RELOAD_TIME = 120.0
 """Seconds for a reload: 1 to 13 ms (measured), and as long as logs take that it opens."""
 
@@ -44,6 +47,20 @@ class _LeafzAnswer(msgspec.Struct):
     data: _Leafz
 
 
+class _Subscription(msgspec.Struct):
+    subject: str
+
+
+class _Subsz(msgspec.Struct):
+    num_inserts: int = 0
+    num_removes: int = 0
+    subscriptions_list: list[_Subscription] = []
+
+
+class _SubszAnswer(msgspec.Struct):
+    data: _Subsz
+
+
 class _Problem(msgspec.Struct):
     description: str = ""
 
@@ -60,11 +77,16 @@ class System:
     """The engine's operator, over a connection of its own as the user `system`."""
 
     def __init__(
-        self, connection: Connection, account: str, on_link: Callable[[str, bool], None]
+        self,
+        connection: Connection,
+        account: str,
+        on_link: Callable[[str, bool], None] | None = None,
     ) -> None:
         self._connection = connection
-        self._on_link = on_link
-        connection.subscribe(f"$SYS.ACCOUNT.{account}.*", self._on_event)
+        self._account = account
+        if on_link is not None:
+            self._on_link = on_link
+            connection.subscribe(f"$SYS.ACCOUNT.{account}.*", self._on_event)
 
     async def reload(self) -> None:
         """Have the engine take its configuration anew; when this returns, it has."""
@@ -83,6 +105,21 @@ class System:
             if link.name == name:
                 body = msgspec.json.encode({"cid": link.id})
                 await self._ask(f"{await self._id()}.KICK", body)
+
+    async def subscription_counts(self) -> tuple[int, int]:
+        """How many subscriptions ever came, and how many went: while neither changes, `subscribed`
+        need not be asked, which costs 3 µs for each of them (measured; this one 0.2 ms in all)."""
+        found = await self._subscriptions({})
+        return found.num_inserts, found.num_removes
+
+    async def subscribed(self) -> set[str]:
+        """The subjects that clients of this site subscribe to, and services of the engine."""
+        found = await self._subscriptions({"subscriptions": True, "limit": MANY})
+        return {subscription.subject for subscription in found.subscriptions_list}
+
+    async def _subscriptions(self, how: dict[str, object]) -> _Subsz:
+        body = msgspec.json.encode({"account": self._account, **how})
+        return msgspec.json.decode(await self._ask("PING.SUBSZ", body), type=_SubszAnswer).data
 
     async def _id(self) -> str:
         return msgspec.json.decode(await self._ask("PING.IDZ"), type=_Identity).id

@@ -92,6 +92,10 @@ class Copies:
         """Where a topic lives, as far as this site knows."""
         return self.logs.entry(name)
 
+    def names(self) -> list[str]:
+        """All topics of the fabric, as far as this site knows."""
+        return [entry.name for entry in self._store.all("topic.", TopicEntry).values()]
+
     def owner(self, topic: str) -> TopicEntry | None:
         """The entry of the topic that holds `topic`, itself or one that it is a sub-topic of."""
         tokens = topic.split("/")
@@ -394,9 +398,11 @@ class Copies:
         local.copy = Copy(self.site)
         local.copy.follow(entry.lineage)
         self.following.choose(local, entry)
+        has_all = local.copy.label == entry.epoch
+        local.delivers &= has_all  # plain subscribers do not get the history once more
         await self.logs.create(local, self.logs.copy(local, entry))
         local.kind = "copy"
-        if local.copy.label < entry.epoch:
+        if not has_all:
             self._tasks.spawn(self._catch_up(local, entry.epoch))
 
     async def _catch_up(self, local: Local, epoch: int) -> None:
@@ -407,6 +413,10 @@ class Copies:
                 return
             await asyncio.sleep(wait)
             wait = min(wait * 1.5, 0.5)
+        if not local.delivers and local.copy.label == epoch:
+            local.delivers = True
+            if (entry := self.entry(local.name)) is not None:
+                await self.settle(entry)
 
     async def _advance(self, local: Local, last: int) -> None:
         entry = self.entry(local.name)

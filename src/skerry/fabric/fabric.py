@@ -18,15 +18,18 @@ from skerry.engine.conf import ACCOUNT, Ports
 from skerry.engine.folder import Folder
 from skerry.engine.jetstream import JetStream
 from skerry.engine.link import Down
+from skerry.engine.system import System
 from skerry.engine.wire import Connection, Listener
 from skerry.errors import Conflict, SkerryError, Unavailable
 from skerry.fabric.admission import Admission
 from skerry.fabric.control import Control
 from skerry.fabric.copies import Copies
+from skerry.fabric.interest import Interest
 from skerry.fabric.join import Membership, site_record
 from skerry.fabric.leader import Leader
 from skerry.fabric.links import Links
 from skerry.fabric.losses import Lost
+from skerry.fabric.mqtt import Mqtt
 from skerry.fabric.outbox import Outbox
 from skerry.fabric.peers import Peers
 from skerry.fabric.progress import Progress
@@ -86,6 +89,10 @@ class Fabric(Listener):
         )
         self.outbox = Outbox(self._jetstream, self.site, self.copies, self.links, self._peers)
         self.progress = Progress(self._jetstream, self.copies)
+        self.interest = Interest(
+            System(system, ACCOUNT), self.copies.names, self.readers.ensure, settings.link_idle
+        )
+        self.mqtt = Mqtt(self._jetstream, self.site, self._connect_again)
         self.standing = Standing(self.copies, self.links, self._peers, settings.silence)
         self.leader = Leader(self.site, self.store, self.links, self.ask) if self.leads else None
         self.admission = Admission(membership, folder, self.store, self.links)
@@ -113,6 +120,8 @@ class Fabric(Listener):
         if self.leads:
             await self._found()
         self.copies.load(streams)
+        if self._ports.mqtt is not None:
+            await self.mqtt.start()  # before copies go on, and deliver what they had missed
         Services(self).register(control)
         control.open()
         self.links.start(self.store)
@@ -120,6 +129,8 @@ class Fabric(Listener):
         await self._settle(FIRST_CONTACT)
         self.copies.start()
         self._upkeep.start()
+        if self._settings.deliver_plain:
+            self.interest.start()
         self._connection.listen(self)
         self._tasks.spawn(self._keep_presence())
         if self.leader is not None:
@@ -132,12 +143,18 @@ class Fabric(Listener):
         if self.leader is not None:
             await self.leader.close()
         await self.standing.close()
+        await self.mqtt.close()
+        await self.interest.close()
         await self.progress.close()
         await self.outbox.close()
         await self._upkeep.close()
         await self.copies.close()
         await self.links.close()
         await self.store.close()
+
+    async def _connect_again(self) -> Connection:
+        """One more connection to our own engine, with the same rights."""
+        return await Connection.open(self._connection.address, self._connection.settings, "mqtt")
 
     # Beginning, and beginning again
 

@@ -108,7 +108,7 @@ class Logs:
 
     def copy(self, local: Local, entry: TopicEntry) -> Info:
         """The configuration of a copy here."""
-        return copy_config(local, entry, self._fabric, self._deliver_plain)
+        return copy_config(local, entry, self._fabric, self._deliver_plain and local.delivers)
 
     async def create(self, local: Local, config: Info) -> None:
         """Make the stream."""

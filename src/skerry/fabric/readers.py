@@ -43,12 +43,14 @@ class Readers:
             raise unknown_topic(name)
         local = self._copies.logs.of(name)
         local.touched = self._connection.now()
-        if local.kind and not local.is_busy:
+        if local.kind and local.delivers and not local.is_busy:
             return entry
         deadline = self._connection.now() + timeout
         if not any(self._links.can_reach(site) for site in entry.members):
             # Neither end takes links: they meet at the hub, which has to have a copy then.
             await self._peers.ask(self._copies.hub, "peer.hold", {"name": name}, timeout)
+        # Plain subscribers get what is new, not the history.
+        local.delivers = self._site in entry.members
         await self._copies.settle(entry)
         last = await self._last_known(entry, local, deadline)
         if last is None:
@@ -64,6 +66,9 @@ class Readers:
             if info is not None and info["state"]["last_seq"] >= last:
                 break
             await asyncio.sleep(0.005)
+        if not local.delivers:
+            local.delivers = True
+            await self._copies.settle(entry)
         return entry
 
     async def _last_known(self, entry: TopicEntry, local: Local, deadline: float) -> int | None:

@@ -33,6 +33,8 @@ class Local:
         self.parent = ""
         self.sources: dict[str, float] = {}
         """Sites whose outbox this home reads, and until when."""
+        self.delivers = True
+        """Whether plain subscribers get what this copy takes; not while it fetches the history."""
         self.touched = 0.0
         """When a reader last asked for this copy."""
         self.stuck = 0.0

@@ -39,8 +39,11 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     only a site that runs with durability `power` takes such a topic."""
 
     replicas: int = 0
-    """Copies at other sites that count: the loss of the home is survived by 1 or more, and with an
-    even number the loss of half of them as well."""
+    """Copies at other sites that count. With the home that makes N = replicas + 1 sites, of which
+    N // 2 may be lost at a time, the home among them: nothing that was acknowledged at level
+    `quorum` is lost, and another home is found by itself. While N // 2 of an even N are lost, level
+    `quorum` waits, for it needs more than half; level `home` goes on. With 0 a lost home is waited
+    for."""
     spread: str = "distributed"
     """Where replicas go: `distributed`, far from each other; `colocated`, near the home; or the
     names of sites, with commas between them."""

@@ -155,6 +155,7 @@ class Site:
     async def _start(self) -> None:
         settings = self.settings
         check_site(settings.site)
+        settings.check()
         self._check_exposure()
         if self._external is None:
             await self._start_engine()

@@ -21,64 +21,45 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
-import fcntl
-import gc
-import heapq
 import itertools
 import json
 import logging
 import math
 import os
-import random
-import select
-import shutil
-import signal
 import socket
-import struct
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import msgspec
 
 from skerry.errors import BadSetting, Unavailable
 from skerry.model.names import check_site
+from skerry.testing.namespaces import (
+    CAP_NET_ADMIN,
+    CAP_SYS_ADMIN,
+    address_of,
+    has_capabilities,
+    inside,
+    ip_program,
+    owner_prefix,
+    remove,
+)
 
 log = logging.getLogger("skerry.testing")
 
 RATE = 100e6
 """Bits per second that a link carries unless told otherwise. The forwarding process keeps up with
 that; links that are busy beyond it deliver late (measured)."""
-QUEUE_TIME = 0.2
-"""Seconds of traffic that wait before a link that is saturated; what exceeds it is dropped. About
-the round trip of a long line, which is the common rule for a router's buffer."""
-QUEUE_PACKETS = 20
-"""Packets that may wait at least, on a link so slow that `QUEUE_TIME` would hold hardly one."""
 MOST_SITES = 254
 """A site is one byte of the addresses, and neither 0 nor 255."""
 START_TIME = 30.0
 STOP_TIME = 10.0
 """Seconds to make all namespaces and to remove them; some 10 ms a site are usual."""
 
-_FOLDER = Path("/run/netns")
-_DEVICE = "wan0"
-_NETWORK = bytes([10, 77])
-_MTU = 1500
-_BURST = 64
-"""Packets read from one site before the others have their turn."""
 _REPLY_BYTES = 16 * 1024 * 1024
 
-_CLONE_NEWNET = 0x40000000
-_PR_SET_PDEATHSIG = 1
-_TUNSETIFF = 0x400454CA
-_IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
-_CAP_NET_ADMIN, _CAP_SYS_ADMIN = 12, 21
-
-_LIBC = ctypes.CDLL(None, use_errno=True)
 _serials = itertools.count(1)
 TcpSocket = socket.socket
 
@@ -155,9 +136,9 @@ class Wan:
             return f"network namespaces are Linux's, and this is {sys.platform}"
         if os.geteuid() != 0:
             return "only root may make network namespaces"
-        if not _has_capabilities(_CAP_NET_ADMIN, _CAP_SYS_ADMIN):
+        if not has_capabilities(CAP_NET_ADMIN, CAP_SYS_ADMIN):
             return "root lacks CAP_NET_ADMIN or CAP_SYS_ADMIN here, as in an ordinary container"
-        if _ip_program() is None:
+        if ip_program() is None:
             return "the program `ip` (iproute2) is not installed"
         try:
             os.close(os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC))
@@ -206,7 +187,7 @@ class Wan:
 
     def address(self, site: str) -> str:
         """The IPv4 address of `site` inside the network; the same in every run."""
-        return _address(self._number(site))
+        return address_of(self._number(site))
 
     def namespace(self, site: str) -> str:
         """The name of the site's network namespace, for `ip netns exec`."""
@@ -223,7 +204,7 @@ class Wan:
         after the block; so do threads, so let no thread pool grow here. For synchronous code only:
         with an `await` inside, every other task of the loop would be at that site too.
         """
-        with _inside(self.namespace(site)):
+        with inside(self.namespace(site)):
             yield
 
     def socket(self, site: str) -> TcpSocket:
@@ -312,7 +293,7 @@ class Wan:
 
     def _spawn(self, control: TcpSocket) -> None:
         owner = os.getpid()
-        mine = _owner_prefix(owner)
+        mine = owner_prefix(owner)
         assert mine is not None
         self._prefix = f"{mine}{next(_serials)}-"
         plan = {
@@ -323,7 +304,7 @@ class Wan:
             "quality": self._quality,
         }
         # `-m` would warn about a module that its own package has imported before.
-        program = "from skerry.testing.wan import _main; _main()"
+        program = "from skerry.testing.wanforwarder import main; main()"
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", program, json.dumps(plan)],
             stdin=subprocess.DEVNULL,
@@ -379,282 +360,7 @@ class Wan:
             # Also when cancelled: what follows takes no time unless something went wrong.
             process.kill()
             process.wait()
-            _remove(self._prefix)
-
-
-class _Link:
-    """One direction between two sites, in the forwarding process."""
-
-    def __init__(self, target: int, quality: Mapping[str, float]) -> None:
-        self.target = target
-        """The descriptor of the receiving device."""
-        self.delay = self.jitter = self.loss = 0.0
-        self.rate = math.inf
-        self.up = True
-        self.queue_time = math.inf
-        self.free = 0.0
-        """When the last packet has left the queue."""
-        self.last = 0.0
-        """When the last packet is due; none is before it."""
-        self.packets = self.bytes = self.dropped = 0
-        self.change(quality)
-
-    def change(self, quality: Mapping[str, float]) -> None:
-        self.delay = quality.get("delay", self.delay)
-        self.jitter = quality.get("jitter", self.jitter)
-        self.loss = quality.get("loss", self.loss)
-        self.rate = quality.get("rate", self.rate)
-        self.queue_time = max(QUEUE_TIME, QUEUE_PACKETS * _MTU * 8 / self.rate)
-
-    def due(self, size: int, now: float) -> float | None:
-        """When a packet that is sent now arrives; None if it does not."""
-        if not self.up or (self.loss and random.random() < self.loss):
-            return None
-        if self.free - now > self.queue_time:
-            return None
-        self.free = max(self.free, now) + size * 8 / self.rate
-        self.last = max(self.last, self.free + self.delay + random.random() * self.jitter)
-        return self.last
-
-
-class _Forwarder:
-    """The forwarding process: all devices, all links, and the packets under way.
-
-    Driven by `select`, whose timeout is good to a microsecond where that of `epoll` is to a
-    millisecond. A reply is sent when its request has been carried out.
-    """
-
-    def __init__(self, devices: Mapping[int, int], quality: Mapping[str, float]) -> None:
-        self._sites = {device: site for site, device in devices.items()}
-        self._links = {
-            (source, target): _Link(devices[target], quality)
-            for source, target in itertools.permutations(devices, 2)
-        }
-        self._due: list[tuple[float, int, _Link, bytes]] = []
-        """A heap; the number keeps the order of packets that are due together."""
-        self._sequence = 0
-        self._requests = b""
-
-    def run(self, control: TcpSocket) -> None:
-        """Forward until `control` ends."""
-        readable: list[int]
-        sources = [*self._sites, control.fileno()]
-        while True:
-            wait = max(0.0, self._due[0][0] - time.monotonic()) if self._due else None
-            readable, _, _ = select.select(sources, [], [], wait)
-            # Packets first: what was sent before a request is not subject to it.
-            for device in readable:
-                if device != control.fileno():
-                    self._take(device)
-            if control.fileno() in readable and not self._obey(control):
-                return
-            self._deliver()
-
-    def _take(self, device: int) -> None:
-        """Take what a site has sent."""
-        source = self._sites[device]
-        for _ in range(_BURST):
-            try:
-                packet = os.read(device, 65536)
-            except BlockingIOError:
-                return
-            now = time.monotonic()
-            # The rest is chatter of the kernel (IPv6 looks for routers), or addressed to nobody.
-            if packet[0] >> 4 != 4 or packet[16:18] != _NETWORK:
-                continue
-            link = self._links.get((source, packet[18]))
-            if link is None:
-                continue
-            due = link.due(len(packet), now)
-            if due is None:
-                link.dropped += 1
-                continue
-            self._sequence += 1
-            heapq.heappush(self._due, (due, self._sequence, link, packet))
-
-    def _deliver(self) -> None:
-        """Hand over what is due."""
-        now = time.monotonic()
-        while self._due and self._due[0][0] <= now:
-            _, _, link, packet = heapq.heappop(self._due)
-            try:
-                os.write(link.target, packet)
-            except OSError:  # the test has set the device down
-                link.dropped += 1
-            else:
-                link.packets += 1
-                link.bytes += len(packet)
-
-    def _obey(self, control: TcpSocket) -> bool:
-        """Carry out what is asked; False when nobody can ask any more."""
-        received = control.recv(65536)
-        *requests, self._requests = (self._requests + received).split(b"\n")
-        for line in requests:
-            request = json.loads(line)
-            reply: dict[str, object] = {"id": request["id"]}
-            match request["do"]:
-                case "set":
-                    for source, target, quality in request["details"]:
-                        self._links[source, target].change(quality)
-                case "cut":
-                    self._cut({frozenset(cut) for cut in request["details"]})
-                case "counts":
-                    reply["counts"] = [
-                        (*pair, link.packets, link.bytes, link.dropped)
-                        for pair, link in self._links.items()
-                    ]
-            control.sendall(json.dumps(reply).encode() + b"\n")
-        return received != b""
-
-    def _cut(self, cuts: set[frozenset[int]]) -> None:
-        """Have exactly these sites and pairs cut."""
-        for (source, target), link in self._links.items():
-            link.up = cuts.isdisjoint(map(frozenset, ([source], [target], [source, target])))
-            if not link.up:
-                link.free = link.last = 0.0  # nothing is under way that the next could overtake
-        lost = [entry for entry in self._due if not entry[2].up]
-        for _, _, link, _ in lost:
-            link.dropped += 1
-        self._due = [entry for entry in self._due if entry[2].up]
-        heapq.heapify(self._due)
-
-
-def _main() -> NoReturn:
-    """The forwarding process; its one argument is the plan that `Wan._spawn` writes."""
-    plan = json.loads(sys.argv[1])
-    control = socket.socket(fileno=plan["control"])
-
-    def stop(*_: object) -> None:
-        # An exception instead could come in the midst of the cleaning up.
-        with contextlib.suppress(OSError):
-            control.shutdown(socket.SHUT_RD)
-
-    # The kernel tells us when our parent dies, and the end of `control` does too, but not while
-    # some other process holds a copy of the other end.
-    signal.signal(signal.SIGTERM, stop)
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != plan["owner"]:
-        sys.exit(0)
-    try:
-        try:
-            _remove_orphans()
-            devices = {
-                number: _make_site(plan["prefix"] + site, number)
-                for number, site in enumerate(plan["sites"], 1)
-            }
-        except OSError as error:
-            control.sendall(json.dumps({"id": 0, "error": str(error)}).encode() + b"\n")
-            sys.exit(1)
-        with contextlib.suppress(OSError):
-            # A packet that is due shall not wait for the servers under test to be done.
-            os.setpriority(os.PRIO_PROCESS, 0, -10)
-        gc.disable()  # packets make no cycles, and a collection among thousands takes its time
-        control.sendall(json.dumps({"id": 0}).encode() + b"\n")
-        _Forwarder(devices, plan["quality"]).run(control)
-    except ConnectionError:
-        pass  # the parent died while being answered
-    finally:
-        _remove(plan["prefix"])
-    sys.exit(0)
-
-
-def _make_site(namespace: str, number: int) -> int:
-    """Make a site's namespace and device; return the descriptor that its packets pass through."""
-    _ip("netns", "add", namespace)
-    with _inside(namespace):
-        device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        flags = _IFF_TUN | _IFF_NO_PI
-        fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", _DEVICE.encode(), flags))
-        # What the kernel drops in front of us is not counted: let it queue a whole window.
-        wan = f"link set {_DEVICE} mtu {_MTU} txqueuelen 10000 multicast off up"
-        address = f"addr add {_address(number)}/16 dev {_DEVICE}"
-        _ip("-batch", "-", text=f"link set lo up\n{address}\n{wan}\n")
-        Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text("reno")
-    return device
-
-
-@contextlib.contextmanager
-def _inside(namespace: str) -> Iterator[None]:
-    """Have this thread in a network namespace for the block."""
-    flags = os.O_RDONLY | os.O_CLOEXEC
-    home = os.open("/proc/thread-self/ns/net", flags)
-    try:
-        there = os.open(_FOLDER / namespace, flags)
-        try:
-            _set_namespace(there)
-        finally:
-            os.close(there)
-        try:
-            yield
-        finally:
-            _set_namespace(home)
-    finally:
-        os.close(home)
-
-
-def _set_namespace(descriptor: int) -> None:
-    # `os.setns` came with Python 3.12.
-    if _LIBC.setns(descriptor, _CLONE_NEWNET) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"cannot enter a network namespace: {os.strerror(number)}")
-
-
-def _remove(prefix: str) -> None:
-    """Remove the namespaces whose names begin so, as far as they are still there."""
-    for path in _FOLDER.glob(prefix + "*"):
-        with contextlib.suppress(OSError):  # somebody else removes them at the same time
-            _ip("netns", "del", path.name)
-
-
-def _remove_orphans() -> None:
-    """Remove what processes left behind that were killed together with their forwarders."""
-    owners = {"-".join(path.name.split("-")[:3]) + "-" for path in _FOLDER.glob("skerry-*-*-*")}
-    for prefix in owners:
-        pid = prefix.split("-")[1]
-        if pid.isdecimal() and prefix != _owner_prefix(int(pid)):
-            _remove(prefix)
-
-
-def _owner_prefix(pid: int) -> str | None:
-    """How the names of all namespaces of a process begin; None if there is no such process.
-
-    The time of its start is part of it, as process ids come round again.
-    """
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    # The second field is the program's name in brackets and may hold anything; the time is the
-    # 22nd.
-    started = status.rpartition(")")[2].split()[19]
-    return f"skerry-{pid}-{started}-"
-
-
-def _ip(*arguments: str, text: str = "") -> None:
-    """Run `ip`; raise `OSError` with what it says if it fails."""
-    program = _ip_program() or "ip"
-    done = subprocess.run(
-        [program, *arguments], input=text, capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        raise OSError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
-
-
-def _ip_program() -> str | None:
-    # The PATH of an ordinary user, kept by `sudo`, may lack the folders of the administrator.
-    return shutil.which("ip", path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin")
-
-
-def _has_capabilities(*bits: int) -> bool:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("CapEff:"):
-            held = int(line.split()[1], 16)
-            return all(held >> bit & 1 for bit in bits)
-    return False
-
-
-def _address(number: int) -> str:
-    return socket.inet_ntoa(_NETWORK + bytes([number, 1]))
+            remove(self._prefix)
 
 
 def _checked(**quality: float | None) -> dict[str, float]:
