@@ -8,7 +8,7 @@ SITES = ["hub", "farm", "lab"]
 
 
 def losses(*observers: str) -> Losses:
-    return Losses("hub", lambda site: observers)
+    return Losses("hub", lambda site: observers, 0.8)
 
 
 def test_a_refused_connection_is_proof() -> None:
@@ -43,9 +43,9 @@ def test_time_replaces_the_second_observer() -> None:
     known = losses("lab")
     known.observe(Lost("farm", "hub", "silent"))
     known.look(SITES, ["lab"], 10.0)
-    known.look(SITES, ["lab"], 10.0 + ALONE)
+    known.look(SITES, ["lab"], 10.0 + ALONE * 0.8)
     assert not known.dead
-    known.look(SITES, ["lab"], 10.1 + ALONE)
+    known.look(SITES, ["lab"], 10.1 + ALONE * 0.8)
     assert known.dead == {"farm"}
 
 

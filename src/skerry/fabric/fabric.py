@@ -94,7 +94,9 @@ class Fabric(Listener):
         )
         self.mqtt = Mqtt(self._jetstream, self.site, self._connect_again)
         self.standing = Standing(self.copies, self.links, self._peers, settings.silence)
-        self.leader = Leader(self.site, self.store, self.links, self.ask) if self.leads else None
+        self.leader: Leader | None = None
+        if self.leads:
+            self.leader = Leader(self.site, self.store, self.links, self.ask, settings.silence)
         self.admission = Admission(membership, folder, self.store, self.links)
         self._control: Control | None = None
         self._since = datetime.now(UTC)

@@ -82,14 +82,14 @@ class FreezeRequest(msgspec.Struct):
 class Leader:
     """Decides for the whole fabric."""
 
-    def __init__(self, site: str, store: Store, links: Links, ask: Ask) -> None:
+    def __init__(self, site: str, store: Store, links: Links, ask: Ask, silence: float) -> None:
         self._site = site
         self._store = store
         self._links = links
         self._ask = ask
         self._making = asyncio.Lock()
         self._moving: dict[str, asyncio.Lock] = {}
-        self._losses = Losses(site, self._observers)
+        self._losses = Losses(site, self._observers, silence)
         self.dead = self._losses.dead
         self._sealed: set[str] = set()
         """Topics whose members were asked to seal, and that have no new epoch yet."""

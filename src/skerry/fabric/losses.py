@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-ALONE = 2.5
-"""Seconds after which one observer is enough. By then a home that lost its members as well has shut
-itself, if its topic says `stop`; one that lost only us does so when they are sealed."""
+ALONE = 3.0
+"""Times of `silence` after which one observer is enough. By then a home that lost its members as
+well has shut itself, if its topic says `stop`; one that lost only us does so when they are
+sealed."""
 ABSENT = 3.0
 """Seconds that a site with homes may take to appear after the leader started."""
 
@@ -28,11 +29,13 @@ class Lost(msgspec.Struct):
 
 
 class Losses:
-    """What the leader at `me` knows. `observers` tells who else would notice the loss of a site."""
+    """What the leader at `me` knows. `observers` tells who else would notice the loss of a site;
+    `silence` is the time in seconds for which a site may say nothing."""
 
-    def __init__(self, me: str, observers: Callable[[str], Iterable[str]]) -> None:
+    def __init__(self, me: str, observers: Callable[[str], Iterable[str]], silence: float) -> None:
         self._me = me
         self._observers = observers
+        self._alone = ALONE * silence
         self.dead: set[str] = set()
         self._seen: dict[str, dict[str, str]] = {}
         """For each site: who cannot reach it, and how that was noticed."""
@@ -76,5 +79,5 @@ class Losses:
             self.dead.add(site)
         elif self._me in seen:
             needed = min(2, len({self._me, *self._observers(site)}))
-            if away > ALONE or len(seen) >= needed:
+            if away > self._alone or len(seen) >= needed:
                 self.dead.add(site)
