@@ -453,9 +453,11 @@ async def is_shut(site: LocalSite) -> bool:
 
 
 async def test_a_home_that_lost_the_coordination_site_stops(fabric: LocalFabric) -> None:
+    """And its replica: with it alone it would go on, see `test_partition.py`."""
     async with fabric.connect("farm") as client:
         await client.create_topic("t", replicas=1, spread="lab", on_partition="stop")
         assert await client.publish("t", "0", ack="quorum") == 1
+        await fabric.crash("lab")
         await fabric.crash("hub")
         await until(lambda: is_shut(fabric["farm"]))
         with refused(OutcomeUnknown, "t"):
@@ -464,6 +466,7 @@ async def test_a_home_that_lost_the_coordination_site_stops(fabric: LocalFabric)
         assert await client.publish("t", "2", ack="outbox") == 0  # which waits here
         waiting = asyncio.create_task(client.publish("t", "3", timeout=60))
         await fabric.start("hub")
+        await fabric.start("lab")
         assert await waiting > 1
         await has(fabric["farm"], "t", 3)
         texts = await texts_at(fabric["farm"])
