@@ -10,6 +10,7 @@ from skerry import Client, errors
 from skerry.config import ClientSettings
 from skerry.testing import LocalSite
 from tests.conftest import until
+from tests.live.faults import freeze
 
 
 async def test_indexes_grow_by_one_from_one(client: Client) -> None:
@@ -132,7 +133,7 @@ async def test_a_publisher_holds_back_when_the_engine_is_silent(site: LocalSite)
     """Its memory is bounded by the window, and every event is stored once the engine goes on."""
     async with site.connect() as client:
         await client.create_topic("t")
-        site.freeze_engine()
+        await freeze(site)
         async with client.publisher("t", window=32) as publisher:
             sent = 0
 
@@ -155,7 +156,7 @@ async def test_a_publisher_holds_back_when_the_engine_is_silent(site: LocalSite)
 async def test_bytes_in_flight_are_bounded_too(site: LocalSite) -> None:
     async with site.connect() as client:
         await client.create_topic("t")
-        site.freeze_engine()
+        await freeze(site)
         async with client.publisher("t", window_bytes=100_000) as publisher:
             sending = [asyncio.create_task(publisher.send(b"x" * 10_000)) for _ in range(30)]
             await until(lambda: publisher.in_flight >= 10)
@@ -172,7 +173,7 @@ async def test_an_unknown_outcome_is_said_in_bounded_time(site: LocalSite) -> No
     settings = ClientSettings(timeout=1.0, ping_interval=0.2, connect_timeout=0.3)
     async with site.connect() as client, site.connect(settings=settings, timeout=1.0) as hasty:
         await client.create_topic("t")
-        site.freeze_engine()
+        await freeze(site)
         try:
             with pytest.raises(errors.OutcomeUnknown, match="not acknowledged") as caught:
                 await hasty.publish("t", "x", id="once")
@@ -191,7 +192,7 @@ async def test_closing_the_client_ends_what_is_in_flight(site: LocalSite) -> Non
     client = site.connect(timeout=2)
     await client.open()
     await client.create_topic("t")
-    site.freeze_engine()
+    await freeze(site)
     publisher = client.publisher("t")
     ack = await publisher.send("x")
     await client.close()
