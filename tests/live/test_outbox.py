@@ -534,8 +534,8 @@ async def test_a_home_that_is_cut_off_and_replaced_takes_nothing_until_it_is_bac
 
 
 @needs_wan
-@pytest.mark.parametrize("restarted", [False, True], ids=["", "site restarted"])
-async def test_a_home_that_went_on_alone_brings_its_events_back_once(restarted: bool) -> None:
+@pytest.mark.parametrize("then", ["", "site restarted", "engine killed"])
+async def test_a_home_that_went_on_alone_brings_its_events_back_once(then: str) -> None:
     async with WanFabric(SITES, delay=0.002) as fabric:
 
         async def begin(client: Client) -> None:
@@ -552,9 +552,11 @@ async def test_a_home_that_went_on_alone_brings_its_events_back_once(restarted: 
         await fabric.wan.cut("farm")
         await has_lost(fabric, "farm", "hub")
         assert await fabric.run("farm", by_client(alone)) == list(range(11, 31))
-        if restarted:
+        if then == "site restarted":
             await fabric.crash("farm")
             await fabric.start("farm")
+        elif then == "engine killed":
+            fabric.sites["farm"].kill_engine()
         assert await fabric.run("lab", by_client(together)) == list(range(11, 41))
         await fabric.wan.heal("farm")
         for site in ("lab", "farm"):

@@ -13,6 +13,7 @@ from skerry.client import Client
 from skerry.directory import store as directory
 from skerry.directory.store import STREAM, Store
 from skerry.engine.jetstream import JetStream
+from skerry.engine.process import Engine
 from skerry.engine.wire import Connection
 from skerry.fabric.fabric import Fabric
 from skerry.model.fabric import Presence
@@ -365,3 +366,34 @@ async def test_thousands_of_keys_are_read_at_once(fabric: LocalFabric) -> None:
     barn: Any = await fabric.add("barn")
     for part in (barn.site.fabric, part_of(fabric, "lab"), part_of(fabric, "farm")):
         await until(lambda part=part: part.store.all("x.", object) == wanted)  # type: ignore[misc]
+
+
+# A site that starts
+
+
+async def test_an_engine_that_dies_while_its_site_starts(
+    fabric: LocalFabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes back locked, while the agent is about to settle with the directory."""
+    async with fabric.connect("hub") as client:
+        await client.create_topic("t", home="farm")
+        await client.publish("t", "0")
+        await fabric.crash("farm")
+        fresh, watch = Store.fresh, Engine.watch
+        engines: list[Engine] = []
+
+        def watch_and_note(engine: Engine) -> None:
+            engines.append(engine)
+            watch(engine)
+
+        async def kill_first(store: Store, timeout: float) -> bool:
+            if store.site == "farm" and engines and not engines[0].restarts:
+                engines[0].kill()
+            return await fresh(store, timeout)
+
+        monkeypatch.setattr(Engine, "watch", watch_and_note)
+        monkeypatch.setattr(Store, "fresh", kill_first)
+        await fabric.start("farm")
+        assert engines[0].restarts
+        assert await client.publish("t", "1") == 2
+        assert await events_of(client, "t") == [b"0", b"1"]

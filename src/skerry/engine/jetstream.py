@@ -20,6 +20,8 @@ ATTEMPT_MOST = 5.0
 """Seconds that the first attempt may take, and any; creating the 10 000th stream takes 10 ms
 (measured). An engine that is about to open its logs gives no answer, so the first is short."""
 
+NOT_ENABLED = 10039
+"""The engine of a site in a fabric has just started, and its agent has not opened it yet."""
 STREAM_NOT_FOUND = 10059
 STREAM_EXISTS = 10058
 SUBJECTS_OVERLAP = 10065
@@ -69,11 +71,17 @@ class JetStream:
     ) -> dict[str, Any]:
         """Ask for `name`; return the answer. Raises `ApiError` and its kin."""
         data = b"" if body is None else msgspec.json.encode(body)
-        reply = await self.ask(self.prefix + name, data, timeout=timeout)
-        answer: dict[str, Any] = msgspec.json.decode(reply.data)
-        if error := error_of(answer, name):
-            raise error
-        return answer
+        deadline = self.connection.now() + (timeout or self.connection.settings.timeout)
+        while True:
+            reply = await self.ask(self.prefix + name, data, timeout=timeout)
+            answer: dict[str, Any] = msgspec.json.decode(reply.data)
+            error = error_of(answer, name)
+            if error is None:
+                return answer
+            is_locked = isinstance(error, ApiError) and error.code == NOT_ENABLED
+            if not is_locked or self.connection.now() > deadline:
+                raise error
+            await asyncio.sleep(0.05)
 
     async def ask(
         self,

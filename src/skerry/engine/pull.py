@@ -60,6 +60,8 @@ class Pull:
         self._inbox = connection.inbox + self._suffix
         self._sid = connection.subscribe(self._inbox + "*", self._on_message, self._on_messages)
         self._own = b"?"
+        """How replies of the consumer begin."""
+        self._name = b"?"
         self._next: bytes | None = None
         self._number = 0
         self._open: deque[list[int]] = deque()
@@ -71,6 +73,7 @@ class Pull:
         self.stop()
         self._inbox = self._connection.inbox + self._suffix  # it may be at another site now
         self._own = f"$JS.ACK.{stream}.{consumer}.".encode()
+        self._name = f".{consumer}.".encode()
         self._next = f"{self._prefix}CONSUMER.MSG.NEXT.{stream}.{consumer}".encode()
         self._heard = self._connection.now()
 
@@ -79,6 +82,11 @@ class Pull:
         self._next = None
         self._open.clear()
         self._expected = 0
+
+    def forget(self) -> None:
+        """Take nothing more of the consumer: some of what it sent is lost."""
+        self.stop()
+        self._own = self._name = b"?"
 
     def leave(self) -> None:
         """Ask for nothing more; what is under way is still delivered."""
@@ -162,6 +170,8 @@ class Pull:
         if not reply.startswith(ACK_PREFIX):
             self._on_status(subject, head)
             return
+        if self._name not in reply:
+            return  # of an earlier consumer
         event = Event(subject, index_of(reply), head, data, reply)
         self._received([event], len(head) + len(data))
 

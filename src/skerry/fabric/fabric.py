@@ -102,6 +102,8 @@ class Fabric(Listener):
         self._since = datetime.now(UTC)
         self._recovering: asyncio.Task[None] | None = None
         self._again = False
+        """Whether to settle once more."""
+        self._has_started = False
         self._settling = asyncio.Lock()
         self._tasks = Tasks("the fabric's work")
         self.is_open = False
@@ -115,6 +117,7 @@ class Fabric(Listener):
     async def start(self, control: Control, streams: list[dict[str, Any]]) -> None:
         """Join in: copy the store, settle every log with it, then let clients write."""
         self._control = control
+        self._connection.listen(self)
         config = origin_config(self.site) if self.leads else mirror_config(self.site, UPSTREAM)
         if await self._jetstream.stream(STORE_STREAM) is None:
             await self._jetstream.call(f"STREAM.CREATE.{STORE_STREAM}", config)
@@ -133,7 +136,9 @@ class Fabric(Listener):
         self._upkeep.start()
         if self._settings.deliver_plain:
             self.interest.start()
-        self._connection.listen(self)
+        self._has_started = True
+        if self._again:
+            self._recover()
         self._tasks.spawn(self._keep_presence())
         if self.leader is not None:
             self._tasks.spawn(self._keep_watch(self.leader))
@@ -231,8 +236,19 @@ class Fabric(Listener):
 
     def _recover(self) -> None:
         self._again = True
+        if not self._has_started:
+            self._tasks.spawn(self._wake_again())  # so that the start can go on
+            return
         if self._recovering is None or self._recovering.done():
             self._recovering = self._tasks.spawn(self._do_recover())
+
+    async def _wake_again(self) -> None:
+        while not self._has_started:
+            try:
+                await self.links.wake()
+                return
+            except (SkerryError, Down):
+                await asyncio.sleep(0.1)
 
     async def _do_recover(self) -> None:
         """Settle anew, again and again until the directory could be asked."""

@@ -107,11 +107,17 @@ class Following:
         if self._site in entry.members:
             return
         records = self._records(local)
-        same = sorted(site for site, record in records.items() if record.parent == local.parent)
-        has_children = any(record.parent == self._site for record in records.values())
-        if self._site in same[FANOUT:] and not has_children:
+        followed = {record.parent for record in records.values()}
+        # Those that are followed themselves stay: a tree is not moved by its branches.
+        same = sorted(
+            (site for site, record in records.items() if record.parent == local.parent),
+            key=lambda site: (site not in followed, site),
+        )
+        is_late = self._site in same[FANOUT:] and self._site not in followed
+        if is_late or self._site not in same:  # or our place was not noted
+            self._crowded.add(local.stream)  # look once more whether that was of use
             before = local.parent
-            self.choose(local, entry, anywhere=True)
+            self.choose(local, entry, anywhere=is_late)
             if local.parent != before:
                 self.relay.again(local.stream)
 

@@ -386,18 +386,24 @@ class Links:
         for peer in list(self.up):
             self._lost(peer, "closed")
         self._connected.clear()
+        self._look_soon()  # it may have dialled before we could hear of it
 
     def _on_engine(self, peer: str, is_up: bool) -> None:
-        if not peer:  # of a link that we dialled the engine tells no name
-            if self._looking is None or self._looking.done():
-                self._looking = self._tasks.spawn(self._look())
-            self._look_again = True
-        elif is_up:
+        if peer and is_up:
             self._connected.add(peer)
             self._send_beat(peer)
-        else:
+            return
+        if peer:
             self._connected.discard(peer)
             self._lost(peer, "closed")
+        # Of a link that we dialled the engine tells no name; and what ended may be an old
+        # connection in whose place a new one is already.
+        self._look_soon()
+
+    def _look_soon(self) -> None:
+        if self._looking is None or self._looking.done():
+            self._looking = self._tasks.spawn(self._look())
+        self._look_again = True
 
     async def _look(self) -> None:
         """Ask the engine which links there are, and act on the difference."""

@@ -39,6 +39,7 @@ class Local:
         """When a reader last asked for this copy."""
         self.stuck = 0.0
         """Since when it waits, sealed, for an epoch that does not come."""
+        self.patience = 0.0
         self.work: asyncio.Task[None] | None = None
         self.lease: asyncio.TimerHandle | None = None
 

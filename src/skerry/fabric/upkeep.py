@@ -23,7 +23,9 @@ from skerry.model.fabric import TopicEntry
 log = logging.getLogger("skerry.fabric")
 
 STUCK = 2.0
-"""Seconds after which a copy that was sealed for nothing asks for a new epoch."""
+STUCK_MOST = 60.0
+"""Seconds after which a copy that was sealed for nothing asks for a new epoch, the first time and
+at the most: one that hears of no epoch, because its site has no room left, asks in vain."""
 CHECKPOINT = 5.0
 """Seconds between writing down how far durable subscriptions are, for use at other sites."""
 
@@ -86,11 +88,12 @@ class Upkeep:
     def _watch_seal(self, local: Local, entry: TopicEntry, now: float) -> None:
         """A copy that was sealed for an epoch which never came follows nobody: say so."""
         if local.copy.sealed <= entry.epoch:
-            local.stuck = 0.0
+            local.stuck, local.patience = 0.0, STUCK
         elif not local.stuck:
             local.stuck = now
-        elif now - local.stuck > STUCK:
+        elif now - local.stuck > local.patience:
             local.stuck = now
+            local.patience = min(local.patience * 2, STUCK_MOST)
             self._tasks.spawn(self._ask_for_epoch(local))
 
     async def _ask_for_epoch(self, local: Local) -> None:

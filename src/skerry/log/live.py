@@ -74,6 +74,12 @@ class LiveSubscription(Subscription):
     def _is_over(self) -> bool:
         return self._bounded and not self.pending and not self._held_back
 
+    def on_down(self) -> None:
+        """The connection is lost, and with it what was under way. What the consumer still sends to
+        the next connection begins behind that."""
+        super().on_down()
+        self._pull.forget()
+
     def _take(self, events: list[Event], size: int, pending: int) -> None:
         if events[0].index <= self._position:  # from before a repair
             events = [event for event in events if event.index > self._position]
