@@ -28,7 +28,7 @@ import skerry
 from bench.site import READY, Spec
 from bench.stage import STARTING, end
 from skerry.client.services import ask
-from skerry.fabric.promotion import State
+from skerry.model.promotion import State
 from skerry.testing.wan import Wan
 
 T = TypeVar("T")

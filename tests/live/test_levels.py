@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from skerry.errors import BadSetting, OutcomeUnknown, PublishFailed
-from skerry.fabric.promotion import write_quorum
+from skerry.model.promotion import write_quorum
 from skerry.model.topic import Ack
 from skerry.testing import LocalFabric
 from tests.conftest import until

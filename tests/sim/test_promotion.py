@@ -15,8 +15,8 @@ from itertools import product
 import msgspec
 import pytest
 
-from skerry.fabric import promotion
-from skerry.fabric.promotion import Copy, Decision, Lineage, State
+from skerry.model import promotion
+from skerry.model.promotion import Copy, Decision, Lineage, State
 from skerry.sim.__main__ import main
 from skerry.sim.schedule import simulate
 from skerry.sim.world import Driver

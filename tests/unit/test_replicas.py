@@ -9,7 +9,7 @@ from itertools import combinations
 
 import pytest
 
-from skerry.fabric.promotion import State, elect, write_quorum
+from skerry.model.promotion import State, elect, write_quorum
 from skerry.model.topic import MAX_REPLICAS
 
 LINEAGE = ((1, 0),)

@@ -11,7 +11,7 @@ Theory of operation. The directory says of each topic where its home is and whic
                           a copy            follows the new home, or is rebuilt if it forked
                           a home            frozen, salvaged, and when safe replaced by a copy
 
-The marks of `skerry.fabric.promotion` are kept in the stream's metadata, written before they count.
+The marks of `skerry.model.promotion` are kept in the stream's metadata, written before they count.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from skerry.fabric.following import Following
 from skerry.fabric.links import Links
 from skerry.fabric.logs import Info, Logs
 from skerry.fabric.peers import Peers
-from skerry.fabric.promotion import Copy, State, is_forked, next_epoch
 from skerry.fabric.replacement import Replacement
 from skerry.fabric.streams import Local, differs
 from skerry.fabric.tasks import Tasks
 from skerry.model.fabric import TopicEntry, topic_key
 from skerry.model.names import topic_of_stream
+from skerry.model.promotion import Copy, State, is_forked, next_epoch
 
 log = logging.getLogger("skerry.fabric")
 

@@ -29,7 +29,6 @@ from skerry.fabric.demands import check_overlap, check_same, settings_of
 from skerry.fabric.links import Links
 from skerry.fabric.losses import Losses, Lost
 from skerry.fabric.placement import choose_members, members_after, members_without, named_sites
-from skerry.fabric.promotion import State, elect, may_cut_over, next_epoch
 from skerry.fabric.tasks import Tasks
 from skerry.log.topics import unknown_topic
 from skerry.model.control import CreateRequest, MoveRequest
@@ -43,6 +42,7 @@ from skerry.model.fabric import (
     up_key,
 )
 from skerry.model.names import check_topic, stream_of
+from skerry.model.promotion import State, elect, may_cut_over, next_epoch
 from skerry.model.topic import TopicSettings
 
 log = logging.getLogger("skerry.fabric")

@@ -12,10 +12,10 @@ from typing import Any
 from skerry.directory.store import Store
 from skerry.engine.jetstream import STREAM_NOT_FOUND, ApiError, JetStream
 from skerry.errors import FabricError
-from skerry.fabric.promotion import Copy
 from skerry.fabric.streams import MARKS, Local, copy_config, home_config, learn
 from skerry.model.fabric import TopicEntry, topic_key
 from skerry.model.names import topic_of_stream
+from skerry.model.promotion import Copy
 
 Info = dict[str, Any]
 """What the engine says of a stream."""

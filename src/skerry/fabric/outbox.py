@@ -23,10 +23,10 @@ from skerry.errors import SkerryError
 from skerry.fabric.copies import Copies
 from skerry.fabric.links import Links
 from skerry.fabric.peers import Peers
-from skerry.fabric.promotion import State, read_quorum
 from skerry.fabric.streams import OUTBOX, source_config
 from skerry.model.fabric import TopicEntry
 from skerry.model.names import is_within, outbox_subject
+from skerry.model.promotion import State, read_quorum
 
 log = logging.getLogger("skerry.fabric")
 

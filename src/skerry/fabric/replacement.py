@@ -21,11 +21,11 @@ from skerry.fabric.durables import Durables
 from skerry.fabric.links import Links
 from skerry.fabric.logs import Logs
 from skerry.fabric.peers import Peers
-from skerry.fabric.promotion import State, may_discard
 from skerry.fabric.salvage import salvage
 from skerry.fabric.streams import Local
 from skerry.fabric.tasks import Tasks
 from skerry.model.fabric import SubscriptionRecord, TopicEntry
+from skerry.model.promotion import State, may_discard
 
 log = logging.getLogger("skerry.fabric")
 

@@ -20,9 +20,9 @@ from skerry.errors import SkerryError
 from skerry.fabric.copies import Copies
 from skerry.fabric.links import Links
 from skerry.fabric.peers import Peers
-from skerry.fabric.promotion import may_stay_open
 from skerry.fabric.tasks import Tasks
 from skerry.model.fabric import TopicEntry
+from skerry.model.promotion import may_stay_open
 
 log = logging.getLogger("skerry.fabric")
 

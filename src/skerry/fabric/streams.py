@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from skerry.fabric.promotion import Copy
 from skerry.fabric.relay import UPSTREAM, source_api
 from skerry.log.topics import PLAIN_DELIVERY, log_config, stream_config
 from skerry.model.fabric import TopicEntry
 from skerry.model.names import outbox_subject, stored_subject, stream_of
+from skerry.model.promotion import Copy
 
 OUTBOX = "outbox"
 MARKS = ("label", "sealed", "root")
-"""What `skerry.fabric.promotion` has every copy remember, kept in the stream's metadata."""
+"""What `skerry.model.promotion` has every copy remember, kept in the stream's metadata."""
 
 
 class Local:

@@ -46,7 +46,6 @@ from skerry.errors import (
     PublishFailed,
     SkerryError,
 )
-from skerry.fabric.promotion import State, confirmed
 from skerry.log.frames import (
     ACK,
     InFlight,
@@ -66,6 +65,7 @@ from skerry.model.control import ProgressReport, ProgressRequest
 from skerry.model.event import check_id, extra_headers
 from skerry.model.fabric import TopicEntry
 from skerry.model.names import check_topic
+from skerry.model.promotion import State, confirmed
 from skerry.model.topic import Ack
 
 LINGER = 10.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skerry.fabric import promotion
-from skerry.fabric.promotion import Lineage, State
+from skerry.model import promotion
 from skerry.model.fabric import TopicEntry
+from skerry.model.promotion import Lineage, State
 from skerry.sim.world import Event
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ store takes the first that still fits.
 
 from __future__ import annotations
 
-from skerry.fabric import promotion
-from skerry.fabric.promotion import State
+from skerry.model import promotion
 from skerry.model.fabric import TopicEntry
+from skerry.model.promotion import State
 from skerry.sim.world import Asker, World
 
 TICK = 40

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skerry.fabric.promotion import State
 from skerry.model.fabric import TopicEntry
+from skerry.model.promotion import State
 from skerry.model.topic import Ack
 from skerry.sim.world import Event, World
 

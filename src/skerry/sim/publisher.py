@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from skerry.fabric import promotion
-from skerry.fabric.promotion import State
+from skerry.model import promotion
 from skerry.model.fabric import TopicEntry
+from skerry.model.promotion import State
 from skerry.model.topic import Ack
 from skerry.sim.world import Event, Inhabitant, World
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skerry.fabric import promotion
-from skerry.fabric.promotion import Copy, State
+from skerry.model import promotion
 from skerry.model.fabric import TopicEntry
+from skerry.model.promotion import Copy, State
 from skerry.sim.clearance import Clearance
 from skerry.sim.network import Channel
 from skerry.sim.publisher import Publisher

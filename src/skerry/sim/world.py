@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple, ParamSpec
 
 import msgspec
 
-from skerry.fabric.promotion import State
 from skerry.model.fabric import TopicEntry
+from skerry.model.promotion import State
 from skerry.sim.clock import Clock
 from skerry.sim.network import Network
 from skerry.sim.process import Process
