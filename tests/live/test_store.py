@@ -15,7 +15,9 @@ from skerry.directory.store import STREAM, Store
 from skerry.engine.jetstream import JetStream
 from skerry.engine.process import Engine
 from skerry.engine.wire import Connection
+from skerry.fabric import fabric as fabric_module
 from skerry.fabric.fabric import Fabric
+from skerry.fabric.links import Links
 from skerry.model.fabric import Presence
 from skerry.testing.fabric import LocalFabric
 from tests.conftest import until
@@ -371,29 +373,56 @@ async def test_thousands_of_keys_are_read_at_once(fabric: LocalFabric) -> None:
 # A site that starts
 
 
+@pytest.mark.parametrize("moment", ["as it wakes", "as it settles"])
 async def test_an_engine_that_dies_while_its_site_starts(
-    fabric: LocalFabric, monkeypatch: pytest.MonkeyPatch
+    fabric: LocalFabric, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """It comes back locked, while the agent is about to settle with the directory."""
+    """It comes back locked, and the start goes on."""
     async with fabric.connect("hub") as client:
         await client.create_topic("t", home="farm")
         await client.publish("t", "0")
         await fabric.crash("farm")
-        fresh, watch = Store.fresh, Engine.watch
         engines: list[Engine] = []
 
-        def watch_and_note(engine: Engine) -> None:
+        def watch(engine: Engine) -> None:
             engines.append(engine)
-            watch(engine)
+            original_watch(engine)
 
-        async def kill_first(store: Store, timeout: float) -> bool:
-            if store.site == "farm" and engines and not engines[0].restarts:
+        def kill_once() -> None:
+            if engines and not engines[0].restarts:
                 engines[0].kill()
-            return await fresh(store, timeout)
 
-        monkeypatch.setattr(Engine, "watch", watch_and_note)
-        monkeypatch.setattr(Store, "fresh", kill_first)
+        async def wake(links: Links) -> None:
+            kill_once()
+            await original_wake(links)
+
+        async def fresh(store: Store, timeout: float) -> bool:
+            kill_once()
+            return await original_fresh(store, timeout)
+
+        original_watch, original_wake, original_fresh = Engine.watch, Links.wake, Store.fresh
+        monkeypatch.setattr(Engine, "watch", watch)
+        if moment == "as it wakes":
+            monkeypatch.setattr(Links, "wake", wake)
+        else:
+            monkeypatch.setattr(Store, "fresh", fresh)
         await fabric.start("farm")
         assert engines[0].restarts
         assert await client.publish("t", "1") == 2
         assert await events_of(client, "t") == [b"0", b"1"]
+
+
+async def test_an_engine_that_takes_no_configuration_ends_the_start(
+    fabric: LocalFabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fabric.crash("farm")
+
+    async def refuse(links: Links) -> None:
+        raise errors.Unavailable("the engine did not take its configuration")
+
+    monkeypatch.setattr(Links, "wake", refuse)
+    monkeypatch.setattr(fabric_module, "WAKE_TIME", 0.2)
+    with pytest.raises(errors.Unavailable):
+        await fabric.start("farm")
+    monkeypatch.undo()
+    await fabric.start("farm")

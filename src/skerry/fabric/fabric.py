@@ -49,6 +49,8 @@ T = TypeVar("T")
 
 FIRST_CONTACT = 3.0
 """Seconds that a starting site waits for the coordination site before it goes on without."""
+WAKE_TIME = 30.0
+"""Seconds that a starting engine may take until it takes its configuration."""
 PRESENCE = 10.0
 """Seconds between renewals of a site's presence, which lasts three times as long."""
 LEAD_TIME = 100.0
@@ -112,12 +114,12 @@ class Fabric(Listener):
     async def wake(self) -> None:
         """Have the engine open its logs; only now, because what opens asks us at once."""
         self.copies.young_until = self._connection.now() + DUPLICATE_WINDOW
-        await self.links.wake()
+        self._connection.listen(self)
+        await self._wake_again(WAKE_TIME)
 
     async def start(self, control: Control, streams: list[dict[str, Any]]) -> None:
         """Join in: copy the store, settle every log with it, then let clients write."""
         self._control = control
-        self._connection.listen(self)
         config = origin_config(self.site) if self.leads else mirror_config(self.site, UPSTREAM)
         if await self._jetstream.stream(STORE_STREAM) is None:
             await self._jetstream.call(f"STREAM.CREATE.{STORE_STREAM}", config)
@@ -237,18 +239,22 @@ class Fabric(Listener):
     def _recover(self) -> None:
         self._again = True
         if not self._has_started:
-            self._tasks.spawn(self._wake_again())  # so that the start can go on
+            self._tasks.spawn(self._wake_again(WAKE_TIME))  # so that the start can go on
             return
         if self._recovering is None or self._recovering.done():
             self._recovering = self._tasks.spawn(self._do_recover())
 
-    async def _wake_again(self) -> None:
-        while not self._has_started:
+    async def _wake_again(self, timeout: float) -> None:
+        """Have the engine open its logs; it may die meanwhile, and be started anew."""
+        deadline = self._connection.now() + timeout
+        while True:
             try:
                 await self.links.wake()
                 return
             except (SkerryError, Down):
-                await asyncio.sleep(0.1)
+                if self._connection.now() > deadline:
+                    raise
+            await asyncio.sleep(0.1)
 
     async def _do_recover(self) -> None:
         """Settle anew, again and again until the directory could be asked."""

@@ -369,7 +369,10 @@ class Links:
                 self._applied = wiring
             except (Down, SkerryError) as error:
                 log.warning("the engine was not reloaded: %s", error)
-                raise Unavailable("the engine did not take its configuration") from None
+                raise Unavailable(
+                    "the engine did not take its configuration",
+                    "Look into engine.log in the data folder.",
+                ) from None
             finally:
                 # Should the engine die, it comes back asleep and locked.
                 leads = self._membership.coordination == self.site

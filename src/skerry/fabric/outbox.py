@@ -24,9 +24,10 @@ from skerry.fabric.copies import Copies
 from skerry.fabric.links import Links
 from skerry.fabric.peers import Peers
 from skerry.fabric.streams import OUTBOX, source_config
+from skerry.fabric.tasks import Tasks
 from skerry.model.fabric import TopicEntry
 from skerry.model.names import is_within, outbox_subject
-from skerry.model.promotion import State, read_quorum
+from skerry.model.promotion import State, write_quorum
 
 log = logging.getLogger("skerry.fabric")
 
@@ -35,6 +36,8 @@ LOOK = 0.05
 """Seconds between looks at the outbox. The first event of a quiet topic waits for one."""
 SOURCE_LIFE = 60.0
 """Seconds that a home goes on reading an outbox that has nothing for it."""
+ASK_TIME = 1.0
+"""Seconds that a member may take to tell how far it is; the home that asks it takes longer."""
 TIDY = 1.0
 """Seconds between removals of what has arrived."""
 
@@ -72,7 +75,7 @@ class Outbox:
         self._unknown: dict[str, float] = {}
         self._last = -1
         self._config: dict[str, Any] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = Tasks("the outbox")
 
     async def open(self) -> None:
         """Make the stream, and begin to look after it."""
@@ -90,13 +93,11 @@ class Outbox:
         existing = await self._jetstream.stream(OUTBOX)
         if existing is None:
             await self._jetstream.call(f"STREAM.CREATE.{OUTBOX}", config)
-        self._task = asyncio.create_task(self._keep())
+        self._tasks.spawn(self._keep())
 
     async def close(self) -> None:
         """Stop looking; what is in it stays."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._tasks.close()
 
     def on_link(self, peer: str) -> None:
         """A home is linked again; it may have forgotten that it was asked."""
@@ -179,7 +180,7 @@ class Outbox:
     async def _tidy(self, entry: TopicEntry) -> None:
         with contextlib.suppress(SkerryError):
             target, body = self._target(entry)
-            data = await self._peers.ask(target, "peer.taken", body, timeout=1.0)
+            data = await self._peers.ask(target, "peer.taken", body, 2 * ASK_TIME)
             taken = msgspec.json.decode(data, type=Taken).seq
             if taken:
                 subject = f"o.{self._site}.{entry.name.replace('/', '.')}"
@@ -215,15 +216,17 @@ class Outbox:
         if info is None or not seq:
             return Taken(0)
         last = info["state"]["last_seq"]
-        holding = 1
-        for member in entry.members[1:]:
+
+        async def holds(member: str) -> bool:
             with contextlib.suppress(SkerryError):
-                data = await self._peers.ask(member, "peer.state", {"name": entry.name})
+                data = await self._peers.ask(member, "peer.state", {"name": entry.name}, ASK_TIME)
                 state = msgspec.json.decode(data, type=State | None)
-                if state is not None and state.label == entry.epoch and state.last >= last:
-                    holding += 1
+                return state is not None and state.label == entry.epoch and state.last >= last
+            return False
+
         # Home included: what is removed must survive the loss of as many as an election may miss.
-        need = len(entry.members) - read_quorum(len(entry.members)) + 1
+        need = write_quorum(len(entry.members))
+        holding = 1 + sum(await asyncio.gather(*map(holds, entry.members[1:])))
         return Taken(seq if holding >= need else 0)
 
     async def _read_so_far(self, stream: str, request: SourceRequest) -> int:

@@ -163,11 +163,15 @@ class Site:
             await self._use_engine(self._external)
         connection = self._connection
         assert connection is not None
+        if self._engine is not None:
+            self._engine.watch()
+            connection.listen(self._engine)
         jetstream = JetStream(connection)
         topics = Topics(jetstream, settings.site, settings.durability, settings.deliver_plain)
         membership = self._membership
         if membership is not None:
             self.fabric = await self._open_fabric(membership)
+            await self.fabric.wake()
         streams = await jetstream.streams()
         self._check_recovered(streams)
         if membership is None:
@@ -178,9 +182,6 @@ class Site:
         self._control = Control(connection, settings.site)
         self._control.is_alone = membership is None
         self._serve(self._control, topics)
-        if self._engine is not None:
-            self._engine.watch()
-            connection.listen(self._engine)
         if self.fabric is None:
             self._control.open()
         else:
@@ -192,18 +193,16 @@ class Site:
             ]
 
     async def _open_fabric(self, membership: Membership) -> Fabric:
-        """Be there before the engine opens its logs, and have it open them."""
+        """Be there before the engine opens its logs."""
         assert self._folder is not None
         assert self._connection is not None
         address = Address.load(self._folder.credentials / "system.json")
         self._system = await Connection.open(
             address, _patience(self.settings.hang_timeout), "operator"
         )
-        fabric = Fabric(
+        return Fabric(
             self.settings, self._folder, self.ports, membership, self._connection, self._system
         )
-        await fabric.wake()
-        return fabric
 
     def _serve(self, control: Control, topics: Topics) -> None:
         async def change(request: TopicRequest) -> Topic:
