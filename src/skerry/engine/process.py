@@ -153,6 +153,11 @@ class Engine(Listener):
         )
 
     @property
+    def was_killed(self) -> bool:
+        """Whether it ended by a signal, and not by itself."""
+        return self._process is not None and (self._process.poll() or 0) < 0
+
+    @property
     def log_path(self) -> Path:
         """The file that the engine's own messages go to."""
         return self._folder.path / "engine.log"

@@ -25,6 +25,7 @@ from skerry.engine.wire import Connection
 from skerry.errors import (
     BadSetting,
     DurabilityUnavailable,
+    EngineFailed,
     EngineUnfit,
     FolderCorrupt,
     NotInFabric,
@@ -47,6 +48,8 @@ log = logging.getLogger("skerry.site")
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
+START_ATTEMPTS = 3
+"""How often an engine is started that somebody kills at once."""
 EXTERNAL_TIME = 10.0
 """Seconds to wait for an engine that the user runs; it may be starting at this moment."""
 RECOVERY_TIME = 110.0
@@ -246,10 +249,16 @@ class Site:
         conf = write_conf(self._folder, settings, self.ports, wiring)
         self.address = Address.load(self._folder.credentials / "admin.json")
         self._engine = Engine(binary, conf, self._folder)
-        self._engine.start()
-        self._connection = await _first_connection(
-            self.address, self._engine, _patience(settings.hang_timeout)
-        )
+        patience = _patience(settings.hang_timeout)
+        for attempts_left in reversed(range(START_ATTEMPTS)):
+            self._engine.start()
+            try:
+                self._connection = await _first_connection(self.address, self._engine, patience)
+                return
+            except EngineFailed:
+                if not self._engine.was_killed or not attempts_left:
+                    raise
+            log.warning("the engine was killed as it started; starting it anew")
 
     async def _find_fabric(self, folder: Folder) -> Membership | None:
         """What this site knows of its fabric: from before, or by joining now."""
