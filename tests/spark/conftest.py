@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pyspark")
-
 import skerry.spark
 from skerry.testing import LocalSite
 

@@ -6,8 +6,6 @@ import random
 
 import pytest
 
-pytest.importorskip("pyarrow")
-
 from skerry.spark.columns import TYPES, Builder
 from skerry.spark.frames import Chunk, Frames, split, split_slowly
 

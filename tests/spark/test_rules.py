@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pyarrow")
-
 from skerry import errors
 from skerry.spark.options import read_sink, read_source
 from skerry.spark.pattern import Pattern

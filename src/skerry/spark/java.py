@@ -16,7 +16,7 @@ from skerry.errors import EngineMissing
 OLDEST = 17
 """The oldest Java that Spark 4.3 runs on."""
 
-_VERSION = re.compile(r'version "(\d+)')
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 _WRAPPER = """#!/bin/sh
 # Spark asks for a module that this small Java lacks, and works without it.
