@@ -128,7 +128,7 @@ class Sessions(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Iterator[Any], timers: Any) -> Iterator[pd.DataFrame]:
         times = sorted(at.timestamp() for frame in rows for at in frame["at"])
         over = []
-        first, last, clicks = self.visit.get() if self.visit.exists() else (times[0], times[0], 0)
+        first, last, clicks = self.visit.get() or (times[0], times[0], 0)
         for at in times:
             if at - last > 30:
                 over.append((key[0], last - first, clicks))
