@@ -74,7 +74,6 @@ class Socket:
         self.buffer = bytearray(2 * PIECE)
         self.filled = 0
         self._numbers = 0
-        self._pending: list[Other] = []
         fault: Exception = OSError("no address")
         for address in addresses:
             try:

@@ -5,7 +5,7 @@ Nothing here asks anybody; everything is given.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -102,9 +102,3 @@ def _interval(kind: str, value: Any, step: Any) -> tuple[Any, Any]:
     if kind in ("<", "<="):
         return None, (value - step if kind == "<" else value)
     return None, None
-
-
-def overlap(ranges: Sequence[tuple[int, int | None]]) -> tuple[int, int | None]:
-    """What all ranges have in common."""
-    lasts = [last for _, last in ranges if last is not None]
-    return max(first for first, _ in ranges), min(lasts) if lasts else None
