@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from skerry import errors
+from skerry.model.fabric import TopicEntry
+from skerry.model.topic import TopicSettings
 from skerry.spark.options import read_sink, read_source
 from skerry.spark.pattern import Pattern
 from skerry.spark.plan import LEAST, Bounds, admit, cut, narrow
+from skerry.spark.seen import SURE, Attempt, attempt_at, write_done
 
 
 def test_an_unknown_option_is_named_with_those_there_are() -> None:
@@ -170,3 +175,70 @@ def test_other_filters_are_left_to_spark() -> None:
     assert narrow(Bounds(), "=", "key", "k") is None
     assert narrow(Bounds(), "in", "index", (1, 2)) is None
     assert narrow(Bounds(), ">", "topic", "a") is None
+
+
+def entry(epoch: int, *bases: int, forgetful: bool = False) -> TopicEntry:
+    """A topic whose last epochs began behind these indexes."""
+    first = epoch - len(bases) + 1
+    return TopicEntry(
+        name="t", home="hub", epoch=epoch, lineage=tuple(enumerate(bases, first)),
+        members=("hub", "lab"), settings=TopicSettings(), forgetful=forgetful,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("age", "again", "marks", "topic", "looks"),
+    [
+        (0, False, {}, None, False),
+        (0, True, {}, None, False),  # a site alone knows its ids
+        (SURE + 1, False, {}, None, True),  # Spark does not tell that a stage is run again
+        (0, True, {}, entry(1, 0), True),
+        (0, False, {}, entry(1, 0), False),
+        (0, False, {}, entry(2, 0, 50, forgetful=True), True),
+        (0, False, {"t": (1, 40)}, entry(2, 0, 50, forgetful=True), True),
+        (0, False, {"t": (2, 60)}, entry(2, 0, 50, forgetful=True), False),
+    ],
+)
+def test_rows_are_looked_for_where_the_log_may_have_forgotten_them(
+    age: float, again: bool, marks: Any, topic: TopicEntry | None, looks: bool
+) -> None:
+    attempt = Attempt(again=again, began=time.time() - age, marks=marks)
+    assert attempt.must_look("t", topic) == looks
+
+
+@pytest.mark.parametrize(
+    ("mark", "topic", "first"),
+    [
+        ((3, 70), entry(3, 0, 20, 60), 71),
+        ((2, 55), entry(3, 0, 20, 60), 56),
+        ((2, 65), entry(3, 0, 20, 60), 61),  # the events 61 to 65 went with the home of epoch 2
+        ((1, 65), entry(9, 60, 80), None),  # too long ago to tell
+        ((0, 65), None, None),
+    ],
+)
+def test_rows_are_looked_for_behind_the_batch_before(
+    mark: tuple[int, int], topic: TopicEntry | None, first: int | None
+) -> None:
+    start = Attempt(again=True, began=1e9, marks={"t": mark}).start("t", topic)
+    assert start.get("seq") == first
+    assert ("start_time" in start) == (first is None)
+
+
+def test_a_batch_is_new_only_if_this_run_did_the_one_before(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    assert attempt_at(folder, "run", 0, 0).again
+    write_done(folder, "run", 4, [{"a": (1, 10), "b": (1, 5)}, {"a": (2, 7)}])
+    before = {"a": (2, 7), "b": (1, 5)}
+    assert attempt_at(folder, "run", 5, 0) == Attempt(again=False, began=None, marks=before)
+    assert attempt_at(folder, "run", 5, 1).again
+    assert attempt_at(folder, "other", 5, 0).again
+    assert attempt_at(folder, "", 5, 0).again
+    write_done(folder, "run", 5, [{"a": (2, 20)}])
+    again = attempt_at(folder, "other", 5, 0)
+    assert (again.again, again.marks) == (True, before)
+    write_done(folder, "other", 5, [{"a": (2, 20)}])
+    assert attempt_at(folder, "other", 5, 0).marks == before
+    assert attempt_at(folder, "other", 6, 0).marks == {"a": (2, 20), "b": (1, 5)}
+    assert attempt_at(folder, "other", 8, 0) == Attempt(again=True, began=None, marks={})
+    (tmp_path / "skerry" / "written").write_bytes(b'{"run": "oth')
+    assert attempt_at(folder, "other", 6, 0).again

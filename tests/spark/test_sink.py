@@ -17,6 +17,7 @@ import skerry.spark
 from skerry import Client
 from skerry.engine.jetstream import JetStream
 from skerry.testing import LocalFabric, LocalSite
+from tests.conftest import until
 
 
 async def run(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -157,6 +158,51 @@ async def test_a_stream_is_written_across_a_fabric(spark: Any, tmp_path: Path) -
         await run(copy, spark, fabric["hub"].data, tmp_path)
         async with fabric.connect("farm") as there:
             assert sorted(map(int, await values(there, "b"))) == list(range(500))
+
+
+async def test_a_batch_that_broke_off_is_written_once_though_the_new_home_forgot(
+    spark: Any, tmp_path: Path
+) -> None:
+    """The ids that a home knows are those that its engine has seen since it started. The duplicate
+    window is not over, and the log would take the rows of the first attempt a second time."""
+    async with LocalFabric(["hub", "farm", "lab"]) as fabric, fabric.connect("hub") as client:
+        await client.create_topic("a", home="hub")
+        await client.create_topic("b", home="farm", replicas=2, ack="quorum", max_event_bytes=1000)
+        await fill(client, "a", 0, 100)
+        await run(copy, spark, fabric["hub"].data, tmp_path)
+        await fill(client, "a", 100, 400)
+        await client.publish("a", b"400".ljust(2000))
+        with pytest.raises(Exception, match="larger than its topic takes"):
+            await run(copy, spark, fabric["hub"].data, tmp_path)
+        written = await client.latest_index("b")
+        assert written > 100
+        for name in ("hub", "lab"):
+            await _restart_engine(fabric[name])
+        await until(lambda: _has(fabric, "lab", written))
+        await fabric.crash("farm")
+
+        async def taken_over() -> bool:
+            entry = await client._open.routes.find("b")
+            return entry is not None and entry.home != "farm" and entry.forgetful
+
+        await until(taken_over, 60)
+        await client.set_topic("b", max_event_bytes=3000)
+        await run(copy, spark, fabric["hub"].data, tmp_path)
+        assert sorted(map(int, await values(client, "b"))) == list(range(401))
+
+
+async def _restart_engine(site: LocalSite) -> None:
+    """Kill an engine, and wait until the site has another and answers."""
+    before = site.site.engine.pid
+    site.kill_engine()
+    await until(lambda: site.site.engine.pid not in (None, before), 60)
+    async with site.connect() as client:
+        await client.topic("b")
+
+
+async def _has(fabric: LocalFabric, name: str, index: int) -> bool:
+    async with fabric.connect(name) as client:
+        return await client.latest_index("b") >= index
 
 
 @pytest.mark.parametrize(

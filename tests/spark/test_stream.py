@@ -13,6 +13,7 @@ import pytest
 from skerry import Client
 from skerry.testing import LocalFabric, LocalSite
 from tests.conftest import until
+from tests.live.faults import freeze
 
 
 class Query:
@@ -238,3 +239,30 @@ async def test_a_topic_moves_and_fails_over_under_a_query(query: Make) -> None:
         assert await run(lambda: reading.query.exception()) is None
         assert await run(numbers, reading) == list(range(3000))
         await run(reading.stop)
+
+
+async def test_nothing_is_read_before_a_quorum_holds_it(query: Make) -> None:
+    """A home that is ahead of its replicas may be lost, and with it what only it has."""
+    async with LocalFabric(["hub", "farm", "lab"]) as fabric:
+        async with fabric.connect("farm") as client:
+            await client.create_topic("t", home="farm", replicas=2)
+            await fill(client, "t", 0, 100)
+            reading = query(fabric["farm"].data, topic="t")
+            started = await run(reading.start)
+            await until(lambda: run(lambda: len(reading.rows("index")) == 100), 60)
+            for replica in ("hub", "lab"):
+                await freeze(fabric[replica])
+            await fill(client, "t", 100, 200)
+            assert await client.latest_index("t") == 200
+            await run(started.processAllAvailable)
+            assert await run(numbers, reading) == list(range(100))
+            await run(reading.stop)
+        await fabric.crash("farm")
+        for replica in ("hub", "lab"):
+            fabric[replica].thaw_engine()
+        async with fabric.connect("hub") as client:
+            await fill(client, "t", 200, 300)
+            await run(reading.once, data=str(fabric["hub"].data))
+            log = [(event.index, event.data) async for event in client.read("t")]
+        assert await run(reading.rows, "index", "value") == log
+        assert {int(value) for _, value in log} >= {*range(100), *range(200, 300)}

@@ -12,6 +12,9 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 import skerry.spark
 from tests.spark.conftest import SMALL
 
+KEYS = 7
+"""Keys that the numbers are added up by: their rest when divided by it."""
+
 
 class Totals(StatefulProcessor):
     """Adds up the numbers of each key, and tells the totals after every batch."""
@@ -30,19 +33,19 @@ class Totals(StatefulProcessor):
         pass
 
 
-def main(data: str, checkpoint: str) -> None:
-    """Run for ever."""
-    spark = skerry.spark.session("totals", master="local[2]", memory="600m", config=SMALL)
+def main(data: str, checkpoint: str, rows: str) -> None:
+    """Run for ever, with batches of so many rows. A task that fails is tried four times."""
+    spark = skerry.spark.session("totals", master="local[2,4]", memory="600m", config=SMALL)
     source = spark.readStream.format("skerry").option("data", data).option("topic", "a")
-    numbers = source.option("start", "earliest").option("maxRowsPerTrigger", 2000).load()
+    numbers = source.option("start", "earliest").option("maxRowsPerTrigger", rows).load()
     totals = (
         numbers.selectExpr("cast(cast(value AS string) AS long) AS n")
-        .selectExpr("n", "n % 7 AS rest")
+        .selectExpr("n", f"n % {KEYS} AS rest")
         .groupBy("rest")
         .transformWithStateInPandas(Totals(), "rest LONG, count LONG, sum LONG", "Append", "None")
     )
-    rows = totals.selectExpr("to_json(struct(*)) AS value")
-    writer = rows.writeStream.format("skerry").option("data", data).option("topic", "b")
+    lines = totals.selectExpr("to_json(struct(*)) AS value")
+    writer = lines.writeStream.format("skerry").option("data", data).option("topic", "b")
     writer.option("checkpointLocation", checkpoint).start().awaitTermination()
 
 

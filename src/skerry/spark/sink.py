@@ -33,13 +33,15 @@ from pyspark.sql.datasource import (
 from skerry.config import DUPLICATE_WINDOW, ClientSettings
 from skerry.engine.jetstream import JetStream
 from skerry.engine.wire import Connection
-from skerry.errors import BadSetting, PublishFailed
+from skerry.errors import BadSetting, PublishFailed, Unavailable
 from skerry.log.append import Publisher
 from skerry.log.read import Reader
 from skerry.log.route import Routes
+from skerry.model.fabric import TopicEntry
 from skerry.model.names import check_topic
+from skerry.spark.fetch import Lost
 from skerry.spark.options import SinkOptions
-from skerry.spark.seen import SURE, batch_began, stored_ids
+from skerry.spark.seen import Attempt, Marks, attempt_at, stored_ids, write_done
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -48,6 +50,8 @@ log = logging.getLogger("skerry.spark")
 
 _QUERY = "sql.streaming.queryId"
 _BATCH = "streaming.sql.batchId"
+_RUN = "spark.jobGroup.id"
+"""Each time that a query is started, its jobs get an id of their own."""
 
 TEXT = ("string",)
 TAKEN = {
@@ -67,6 +71,9 @@ class Written(WriterCommitMessage):
 
     rows: int
     known: int
+    run: str
+    marks: Marks
+    """How far the topics went that it wrote to."""
 
 
 class _Writer:
@@ -78,10 +85,13 @@ class _Writer:
         self.addresses = options.addresses()
         """Looked up by the driver: a worker on another machine has no data folder."""
 
-    def _write(self, job: str, began: float | None, rows: Iterator[pa.RecordBatch]) -> Written:
+    def _write(
+        self, job: str, attempt: Attempt, rows: Iterator[pa.RecordBatch], run: str = ""
+    ) -> Written:
         async def work() -> Written:
-            task = _Task(self.options, self.addresses, job, began)
-            return await task.run(rows)
+            task = _Task(self.options, self.addresses, job, attempt)
+            count, known, marks = await task.run(rows)
+            return Written(count, known, run, marks)
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(work())
@@ -97,12 +107,20 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         query, batch = context.getLocalProperty(_QUERY), context.getLocalProperty(_BATCH)
         if query is None or batch is None:
             raise BadSetting("the sink was not told which query and batch it writes")
-        began = (
-            batch_began(self.options.checkpoint, int(batch)) if self.options.checkpoint else None
-        )
-        if began is None:
+        run = context.getLocalProperty(_RUN) or ""
+        number = context.attemptNumber()
+        attempt = attempt_at(self.options.checkpoint, run, int(batch), number)
+        if attempt.began is None:
             log.warning("the checkpoint cannot be read: a batch is written once only within 2 min")
-        return self._write(f"spark-{query}-{batch}-{context.partitionId()}-", began, iterator)
+        job = f"spark-{query}-{batch}-{context.partitionId()}-"
+        return self._write(job, attempt, iterator, run)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Write down that a batch is done, so that the next one need not look for its rows."""
+        found = [message for message in messages if isinstance(message, Written)]
+        if found and self.options.checkpoint:
+            marks = [message.marks for message in found]
+            write_done(self.options.checkpoint, found[0].run, batchId, marks)
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
@@ -120,7 +138,8 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         run again is another job."""
         context = TaskContext.get()
         assert context is not None
-        return self._write(f"spark-{self.job}-0-{context.partitionId()}-", self.began, iterator)
+        attempt = Attempt(again=context.attemptNumber() > 0, began=self.began)
+        return self._write(f"spark-{self.job}-0-{context.partitionId()}-", attempt, iterator)
 
 
 def check_columns(options: SinkOptions, schema: StructType) -> None:
@@ -150,20 +169,24 @@ class _Task:
     """One task's work: connect, publish, wait for all acknowledgements."""
 
     def __init__(
-        self, options: SinkOptions, addresses: list[Any], job: str, began: float | None
+        self, options: SinkOptions, addresses: list[Any], job: str, attempt: Attempt
     ) -> None:
         self._options = options
         self._addresses = addresses
         self._job = job
-        self._began = began
+        self._attempt = attempt
         self._publishers: dict[str, Publisher] = {}
         self._owners: dict[str, str] = {}
+        self._entries: dict[str, TopicEntry | None] = {}
+        """The topics as they were when they were first written to."""
+        self._newest: dict[str, asyncio.Future[int]] = {}
         self._seen: dict[str, set[str]] = {}
         self._counts: defaultdict[bytes, int] = defaultdict(int)
         self._known = 0
-        self._forgetting = began is not None and time.time() > began + SURE
 
-    async def run(self, batches: Iterator[pa.RecordBatch]) -> Written:
+    async def run(self, batches: Iterator[pa.RecordBatch]) -> tuple[int, int, Marks]:
+        """Write all rows. Returns how many there were, how many of them the log had already, and
+        how far the topics went."""
         settings = ClientSettings(timeout=min(self._options.timeout, DUPLICATE_WINDOW - 10))
         connection = await Connection.open(self._addresses, settings, "skerry-spark")
         rows = 0
@@ -183,7 +206,12 @@ class _Task:
             for publisher in self._publishers.values():
                 publisher.close()
             await connection.close()
-        return Written(rows, self._known)
+        marks = {
+            owner: (entry.epoch, newest.result())
+            for owner, newest in self._newest.items()
+            if (entry := self._entries[owner]) is not None
+        }
+        return rows, self._known, marks
 
     async def _send(self, batch: pa.RecordBatch) -> None:
         columns = {name: batch[name].to_pylist() for name in TAKEN if name in batch.schema.names}
@@ -213,12 +241,14 @@ class _Task:
         self._counts[said] = number + 1
         identity = f"{self._job}{said.hex()}-{number}"
         owner = self._owners.get(name) or await self._find(name)
-        if self._began is not None and not self._forgetting:
-            self._forgetting = time.time() > self._began + SURE
-        if self._forgetting and identity in await self._stored(owner):
+        if owner not in self._seen and self._attempt.must_look(owner, self._entries[owner]):
+            self._seen[owner] = await self._stored(owner)
+        if identity in self._seen.get(owner, ()):
             self._known += 1
             return
-        await self._publishers[owner].send(data, topic=name, key=key, headers=headers, id=identity)
+        self._newest[owner] = await self._publishers[owner].send(
+            data, topic=name, key=key, headers=headers, id=identity
+        )
 
     async def _find(self, name: str) -> str:
         entry = await self._routes.find(name)
@@ -230,23 +260,28 @@ class _Task:
             self._publishers[owner] = Publisher(
                 self._connection, self._routes, owner, ack=ack, window=self._options.window
             )
+            self._entries[owner] = entry
         self._owners[name] = owner
         return owner
 
     async def _stored(self, owner: str) -> set[str]:
-        """What the log has of this task, read once."""
-        if owner not in self._seen:
-            assert self._began is not None
-            for publisher in self._publishers.values():
-                await publisher.flush()
+        """What the log has of this task."""
+        for publisher in self._publishers.values():
+            await publisher.flush()
+        deadline = time.monotonic() + self._options.timeout
+        while True:
             entry = await self._routes.find(owner)
-            self._seen[owner] = await asyncio.to_thread(
-                stored_ids,
-                self._addresses,
-                entry.home if entry is not None else "",
-                owner,
-                self._job,
-                self._began,
-                self._options.timeout,
-            )
-        return self._seen[owner]
+            home = entry.home if entry is not None else ""
+            start = self._attempt.start(owner, entry)
+            try:
+                return await asyncio.to_thread(
+                    stored_ids, self._addresses, home, owner, self._job, start
+                )
+            except (Lost, OSError) as error:
+                if time.monotonic() > deadline:
+                    raise Unavailable(
+                        f"the home of {owner} could not be asked what it has of an earlier attempt "
+                        f"({error})",
+                        "Look with `skerry doctor`. The batch is run again when the query is.",
+                    ) from None
+            await asyncio.sleep(0.2)
