@@ -186,7 +186,8 @@ async def test_a_batch_that_broke_off_is_written_once_though_the_new_home_forgot
             return entry is not None and entry.home != "farm" and entry.forgetful
 
         await until(taken_over, 60)
-        await client.set_topic("b", max_event_bytes=3000)
+        async with fabric.connect("hub", "admin") as admin:
+            await admin.set_topic("b", max_event_bytes=3000)
         await run(copy, spark, fabric["hub"].data, tmp_path)
         assert sorted(map(int, await values(client, "b"))) == list(range(401))
 
