@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from skerry.model.event import parse_headers
 from skerry.spark.columns import TYPES, Builder
 from skerry.spark.frames import Chunk, Frames, split, split_slowly
 
@@ -107,3 +108,26 @@ def test_columns_tell_what_was_published() -> None:
     assert columns["value"].to_pylist() == [b"%d" % n for n in range(1, len(cases) + 1)]
     assert set(columns["sub_topic"].to_pylist()) == {"a/b"}
     assert {name: column.type for name, column in columns.items()} == TYPES
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_headers_are_read_as_one_by_one(seed: int) -> None:
+    chance = random.Random(seed)
+    lines = [b"Nats-Msg-Id:0123456789abcdef-%d", b"Nats-Msg-Id: x-%d", b"Nats-Msg-Id:job\x01-%d"]
+    keys = [b"Skerry-Key:k%d", b"Skerry-Key: k%d", b"Skerry-Key:\xc3\xa9 %d", b"unit:C%d"]
+    heads = []
+    for _ in range(chance.randrange(1, 60)):
+        chosen = chance.sample(lines, chance.choice([0, 1, 1, 1]))
+        chosen += chance.sample(keys, chance.choice([0, 0, 1, 1, 2]))
+        text = b"".join(line % chance.randrange(1000) + b"\r\n" for line in chosen)
+        heads.append(b"NATS/1.0\r\n" + text + b"\r\n")
+    data = b"".join(frame(n, b"", head) for n, head in enumerate(heads, 1))
+    columns = Builder("t", TYPES).build(data, agree(data).frames)
+    parsed = [parse_headers(head) for head in heads]
+    assert columns["key"].to_pylist() == [fields.get("Skerry-Key") for fields in parsed]
+    assert columns["publisher"].to_pylist() == [
+        identity.rpartition("-")[0] or None
+        for identity in (fields.get("Nats-Msg-Id", "") for fields in parsed)
+    ]
+    own = [[(k, v) for k, v in fields.items() if k == "unit"] for fields in parsed]
+    assert columns["headers"].to_pylist() == own

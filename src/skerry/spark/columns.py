@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 
 from skerry.model.event import ID_HEADER, KEY_HEADER, parse_headers
 from skerry.model.names import stored_subject
-from skerry.spark.frames import Frames, Numbers
+from skerry.spark.frames import Frames
+from skerry.spark.words import Mask, Numbers, Words
 
 TYPES: dict[str, pa.DataType] = {
     "topic": pa.string(),
@@ -31,14 +32,17 @@ TYPES: dict[str, pa.DataType] = {
 }
 """The columns of an event, in the order they have in a table."""
 
-_BEGIN = np.frombuffer(b"NATS/1.0\r\nNats-Msg-Id:", np.uint8)
-_KEY = np.frombuffer(b"\r\nSkerry-Key:", np.uint8)
+_HEAD = re.compile(
+    rb"NATS/1\.0\r\nNats-Msg-Id:([^ \r][^\r]*)\r\n(?:Skerry-Key:([^ \r][^\r]*)\r\n)?\r\n"
+)
+"""An id, or an id and a key, and nothing else."""
+_ID = len(b"NATS/1.0\r\nNats-Msg-Id:")
+_LAYOUTS = 8
+"""Ways to lay out headers of one size that are looked for; what is left is read one by one."""
 _NAME = 16
 """Characters of a publisher's name; its ids are the name, a dash and a running number."""
 _NUMBERED = re.compile(r"(.+)-\d+")
 _OWN = ("nats-", "skerry-", "nmqtt-")
-
-_Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def pieces(data: bytes, starts: Numbers, ends: Numbers) -> pa.BinaryArray:
@@ -55,7 +59,7 @@ def pieces(data: bytes, starts: Numbers, ends: Numbers) -> pa.BinaryArray:
     return laid.take(pa.array(np.arange(0, 2 * count - 1, 2, dtype=np.int32)))
 
 
-def texts(data: bytes, starts: Numbers, ends: Numbers, there: _Mask | None = None) -> pa.Array:
+def texts(data: bytes, starts: Numbers, ends: Numbers, there: Mask | None = None) -> pa.Array:
     """The same as text; null where `there` is false. What is no UTF-8 is replaced by `�`."""
     if there is not None and not there.all():
         filled = texts(data, starts[there], ends[there])
@@ -105,16 +109,10 @@ class Builder:
         count = len(frames.indexes)
         buffer = np.frombuffer(data, np.uint8)
         head, value = frames.head, frames.value
-        begins = value - head > len(_BEGIN) + 4
-        begins &= _has(buffer, np.where(begins, head, 0), _BEGIN)
-        id_start = np.where(begins, head + len(_BEGIN), 0)
-        # Header blocks of one publisher have one size, or few: the first of a size tells where
-        # its lines end, and the others are compared with it.
-        id_end, key_start = _first_lines(data, buffer, id_start, value, begins)
-        bare = begins & (id_end == value - 4)
-        keyed = begins & (key_start > 0)
-        slow = np.flatnonzero((value > head) & ~bare & ~keyed)
-        fast = bare | keyed
+        id_start = head + _ID
+        id_end, key_start = _known(data, buffer, head, value)
+        fast, keyed = id_end > 0, key_start > 0
+        slow = np.flatnonzero((value > head) & ~fast)
 
         dash = np.where(fast & (id_end - id_start > _NAME + 1), id_start + _NAME, 0)
         named = (dash > 0) & (buffer[dash] == 45)
@@ -148,36 +146,40 @@ class Builder:
         )
 
 
-def _has(buffer: Any, places: Numbers, text: Any) -> _Mask:
-    """Whether `text` is at each place."""
-    if len(buffer) < len(text):
-        return np.zeros(len(places), bool)
-    windows = np.lib.stride_tricks.sliding_window_view(buffer, len(text))
-    inside = places <= len(buffer) - len(text)
-    found: _Mask = inside & (windows[np.where(inside, places, 0)] == text).all(axis=1)
-    return found
+def _known(data: bytes, buffer: Any, head: Numbers, value: Numbers) -> tuple[Numbers, Numbers]:
+    """Where the id ends, and where the key begins if there is one; 0: not headers of ours.
 
-
-def _first_lines(
-    data: bytes, buffer: Any, start: Numbers, value: Numbers, there: _Mask
-) -> tuple[Numbers, Numbers]:
-    """Where the id ends, and where the key begins if a key is all that follows it; 0: unknown."""
-    id_end, key_start = np.zeros_like(start), np.zeros_like(start)
-    sizes = np.where(there, value - start, 0)
-    for size in np.unique(sizes[there]):
+    Headers of one publisher have one size, or few. The first of a size tells how they are laid
+    out, and the others are compared with it.
+    """
+    id_end, key_start = np.zeros_like(head), np.zeros_like(head)
+    sizes = value - head
+    for size in np.unique(sizes[sizes > 0]).tolist():
         rows = np.flatnonzero(sizes == size)
-        windows = np.lib.stride_tricks.sliding_window_view(buffer, int(size))[start[rows]]
-        returns = (windows == 13).sum(axis=1)
-        bare = rows[returns == 2]
-        id_end[bare] = value[bare] - 4
-        rest = rows[returns == 3]
-        if len(rest):
-            ends = start[rest] + np.argmax(windows[returns == 3] == 13, axis=1)
-            behind = ends + len(_KEY)
-            good = (behind < value[rest] - 4) & _has(buffer, ends, _KEY)
-            good[good] &= buffer[behind[good]] != 32
-            id_end[rest] = ends
-            key_start[rest[good]] = behind[good]
+        starts = head[rows]
+        words = Words(buffer, starts, size)
+        left = np.ones(len(rows), bool)
+        for _ in range(_LAYOUTS):
+            if not left.any():
+                break
+            first = int(np.argmax(left))
+            match = _HEAD.fullmatch(data, int(starts[first]), int(starts[first]) + size)
+            left[first] = False
+            if match is None:
+                continue
+            fixed = np.ones(size, bool)
+            begin = match.start()
+            same = np.ones(len(rows), bool)
+            for group in (1, 2):
+                if match[group] is not None:
+                    fixed[match.start(group) - begin : match.end(group) - begin] = False
+                    same &= buffer[starts + (match.start(group) - begin)] != 32
+            same &= words.have(match[0], fixed) & words.lack_returns(~fixed)
+            found = rows[same]
+            id_end[found] = head[found] + (match.end(1) - begin)
+            if match[2] is not None:
+                key_start[found] = head[found] + (match.start(2) - begin)
+            left &= ~same
     return id_end, key_start
 
 
