@@ -48,7 +48,7 @@ lock: ## write requirements.lock again from pyproject.toml; ARGS=--upgrade for n
 	@uv=$$(command -v uv) || { \
 	    uv=.lock-venv/bin/uv; \
 	    [ -x $$uv ] || { $(PYTHON) -m venv --clear .lock-venv && .lock-venv/bin/python -m pip install -qq uv; }; \
-	} && $$uv pip compile pyproject.toml --extra dev --universal --generate-hashes --quiet \
+	} && $$uv pip compile pyproject.toml --extra dev --extra spark --universal --generate-hashes --quiet \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 	    $(ARGS) -o requirements.lock
 

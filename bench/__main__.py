@@ -13,7 +13,7 @@ import sys
 import msgspec
 import uvloop
 
-from bench import failover, join, latency, local, memory, move, publish, subscribe, wan
+from bench import failover, join, latency, local, memory, move, publish, spark, subscribe, wan
 from bench.harness import Figure, machine, now, progress, save, show
 
 BENCHMARKS = [
@@ -26,6 +26,7 @@ BENCHMARKS = [
     *move.BENCHMARKS,
     *wan.BENCHMARKS,
     *join.BENCHMARKS,
+    *spark.BENCHMARKS,
 ]
 ORDER = [id for benchmark in BENCHMARKS for id in benchmark.ids]
 
@@ -40,6 +41,9 @@ TARGETS = {
     "failover.from_hub_gap_ms": ("<", 50.0),
     "failover.vs_r3": ("<=", 0.0333),
     "wan.overhead_ms": ("<", 1.5),
+    "spark.source.rows_s": (">=", 350_000.0),
+    "spark.source.vs_natspy": (">=", 5.0),
+    "spark.packed.rows_s": (">=", 2_000_000.0),
 }
 """What is aimed for. Reported beside the figures, and never a reason to fail."""
 

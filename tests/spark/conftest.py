@@ -1,0 +1,51 @@
+"""Fixtures: one small Spark session for all tests of this folder."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import skerry.spark
+from skerry.testing import LocalSite
+
+SMALL = {
+    "spark.sql.shuffle.partitions": 1,
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.streaming.stateStore.rocksdb.boundedMemoryUsage": "true",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """A session with two cores and nothing to spare."""
+    session = skerry.spark.session("tests", master="local[2]", memory="700m", config=SMALL)
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def table(spark: Any, site: LocalSite) -> Callable[..., Any]:
+    """A table over topics of `site`: `table("t", start=5)`."""
+
+    def make(topic: str, schema: str | None = None, **options: Any) -> Any:
+        reader = spark.read.format("skerry").option("data", str(site.data)).option("topic", topic)
+        for name, value in options.items():
+            reader = reader.option(name, value)
+        return (reader.schema(schema) if schema else reader).load()
+
+    return make
+
+
+async def rows(frame: Any, *columns: str) -> list[tuple[Any, ...]]:
+    """What a table holds, in the order of its indexes if it has them. The site of a test lives in
+    the test's own loop, so nobody may wait for Spark in there."""
+    chosen = frame.select(*columns) if columns else frame
+
+    def collect() -> list[tuple[Any, ...]]:
+        return [tuple(row) for row in chosen.collect()]
+
+    return await asyncio.to_thread(collect)
