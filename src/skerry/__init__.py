@@ -11,6 +11,7 @@ from skerry.config import VERSION
 from skerry.errors import SkerryError
 from skerry.log.append import Publisher
 from skerry.log.follow import Subscription
+from skerry.log.pack import Packer
 from skerry.model.event import Event
 from skerry.model.topic import Topic, TopicSettings
 
@@ -19,6 +20,7 @@ __version__ = VERSION
 __all__ = [
     "Client",
     "Event",
+    "Packer",
     "Publisher",
     "SkerryError",
     "Subscription",

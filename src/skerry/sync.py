@@ -1,5 +1,11 @@
 """The SDK without `await`: `with skerry.sync.connect() as client`."""
 
-from skerry.client.sync import SyncClient, SyncPublisher, SyncSubscription, connect
+from skerry.client.sync import (
+    SyncClient,
+    SyncPacker,
+    SyncPublisher,
+    SyncSubscription,
+    connect,
+)
 
-__all__ = ["SyncClient", "SyncPublisher", "SyncSubscription", "connect"]
+__all__ = ["SyncClient", "SyncPacker", "SyncPublisher", "SyncSubscription", "connect"]

@@ -13,6 +13,7 @@ from skerry.errors import SkerryError
 PUBLIC = {
     "Client",
     "Event",
+    "Packer",
     "Publisher",
     "SkerryError",
     "Subscription",
@@ -28,6 +29,7 @@ def test_the_public_names_are_these() -> None:
     assert all(getattr(skerry, name) for name in PUBLIC)
     assert set(skerry.sync.__all__) == {
         "SyncClient",
+        "SyncPacker",
         "SyncPublisher",
         "SyncSubscription",
         "connect",

@@ -13,7 +13,7 @@ from collections.abc import (
 )
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -34,6 +34,7 @@ from skerry.errors import (
 from skerry.log.append import Publisher
 from skerry.log.follow import Subscription
 from skerry.log.frames import new_id
+from skerry.log.pack import Format, Packer
 from skerry.log.read import Reader
 from skerry.log.route import Routes
 from skerry.log.topics import Topics
@@ -49,6 +50,9 @@ from skerry.model.control import (
 from skerry.model.event import Event, check_id
 from skerry.model.names import check_topic
 from skerry.model.topic import Ack, Durability, OnPartition, Topic, TopicSettings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Target = str | Path | Address
 """A connection file, a site's data folder, or a URL."""
@@ -310,6 +314,25 @@ class Client:
             self._open.connection, self._open.routes, topic,
             ack=ack, window=window, window_bytes=window_bytes, timeout=timeout,
         )  # fmt: skip
+
+    def packer(
+        self,
+        topic: str,
+        format: Format = "msgpack",
+        *,
+        schema: pa.Schema | None = None,
+        records: int = 1000,
+        linger: float = 0.1,
+        ack: Ack | None = None,
+        timeout: float | None = None,
+    ) -> Packer:
+        """A publisher of small records, many to an event; use it in an `async with` block."""
+        publisher = self.publisher(topic, ack=ack, timeout=timeout)
+        try:
+            return Packer(publisher, format, schema=schema, records=records, linger=linger)
+        except BaseException:
+            publisher.close()
+            raise
 
     # Reading
 

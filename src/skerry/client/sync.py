@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import uvloop
 
@@ -21,9 +21,13 @@ from skerry.config import ClientSettings
 from skerry.errors import SkerryError, Unavailable
 from skerry.log.append import Publisher
 from skerry.log.follow import Subscription
+from skerry.log.pack import Format, Packer
 from skerry.model.control import LinkInfo, SiteInfo, SiteStatus
 from skerry.model.event import Event
 from skerry.model.topic import Ack, Durability, OnPartition, Topic
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 T = TypeVar("T")
 
@@ -185,6 +189,27 @@ class SyncClient:
 
         return SyncPublisher(self._loop, self._loop.run(make()))
 
+    def packer(
+        self,
+        topic: str,
+        format: Format = "msgpack",
+        *,
+        schema: pa.Schema | None = None,
+        records: int = 1000,
+        linger: float = 0.1,
+        ack: Ack | None = None,
+        timeout: float | None = None,
+    ) -> SyncPacker:
+        """A publisher of small records, many to an event; use it in a `with` block."""
+
+        async def make() -> Packer:
+            return self._client.packer(
+                topic, format,
+                schema=schema, records=records, linger=linger, ack=ack, timeout=timeout,
+            )  # fmt: skip
+
+        return SyncPacker(self._loop, self._loop.run(make()))
+
     def latest_index(self, topic: str) -> int:
         """The index of the newest event of a topic or sub-topic; 0 if it has none."""
         return self._loop.run(self._client.latest_index(topic))
@@ -310,6 +335,28 @@ class SyncPublisher:
     def flush(self) -> None:
         """Wait until nothing is in flight; raise `PublishFailed` if an event failed."""
         self._loop.run(self._publisher.flush())
+
+
+class SyncPacker:
+    """Publishes records, many to an event; made by `SyncClient.packer`."""
+
+    def __init__(self, loop: _Loop, packer: Packer) -> None:
+        self._loop = loop
+        self._packer = packer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._loop.run(self._packer.__aexit__(*error))
+
+    def send(self, record: Mapping[str, Any]) -> None:
+        """Add a record."""
+        self._loop.run(self._packer.send(record))
+
+    def flush(self) -> None:
+        """Send what is left, and wait until everything is acknowledged."""
+        self._loop.run(self._packer.flush())
 
 
 class SyncSubscription:
