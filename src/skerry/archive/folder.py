@@ -118,19 +118,15 @@ class Archive:
         )
         return cls(path, about)
 
-    def save(self) -> None:
-        """Write `archive.json`, in one step."""
+    def save(self, fields: dict[str, Any] | None = None) -> None:
+        """Write `archive.json`, in one step, with these decoded fields."""
+        self.about = msgspec.structs.replace(self.about, fields=fields)
         try:
             self.own.mkdir(parents=True, exist_ok=True)
             content = msgspec.json.format(msgspec.json.encode(self.about), indent=2)
             write_secret(self.own / "archive.json", content)
         except OSError as error:
             raise unwritable(self.path, error) from None
-
-    def set_fields(self, fields: dict[str, Any] | None) -> None:
-        """Change what is known of the decoded fields, and save."""
-        self.about = msgspec.structs.replace(self.about, fields=fields)
-        self.save()
 
     @property
     def pattern(self) -> Pattern:

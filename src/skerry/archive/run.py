@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -47,8 +48,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     files: int
     bytes: int
     seconds: float
-    behind: int
-    """Events that topics hold beyond it."""
+    behind: int | None
+    """Events that topics hold beyond it; None: not known."""
     until: datetime | None
     """The time of the newest event that was archived."""
 
@@ -71,12 +72,17 @@ class Archiver:
         """Check the fields and the checkpoint, then make the table or add columns to it."""
         fields = self._fields(ddl)
         self._check_checkpoint()
-        if fields != self._archive.about.fields:
-            self._archive.set_fields(fields)
+        self._archive.save(fields)
         self._table.prepare(arrow_schema(self._archive))
 
     def start(self, *, once: bool, trigger: float) -> None:
         """Begin, or go on; with `once`, up to what topics hold now."""
+        try:
+            self._start(once, trigger)
+        except Exception as error:
+            raise translated(error, "the archive", self._archive.path) from None
+
+    def _start(self, once: bool, trigger: float) -> None:
         reader = (
             self._spark.readStream.format("skerry")
             .options(**self._source)
@@ -97,6 +103,8 @@ class Archiver:
             stream = stream.trigger(availableNow=True)
         else:
             stream = stream.trigger(processingTime=f"{int(trigger * 1000)} milliseconds")
+        # It prints what the callback raises; we raise it ourselves.
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
         self._query = stream.start()
 
     def batches(self, ended: Callable[[], bool]) -> Iterator[Batch]:
@@ -149,7 +157,7 @@ class Archiver:
             files=len(files),
             bytes=sum(file.bytes for file in files),
             seconds=time.monotonic() - began,
-            behind=0,
+            behind=None,
             until=max((file.until for file in files), default=None),
         )
 
@@ -231,13 +239,13 @@ def _parse(ddl: str) -> StructType:
     return schema if isinstance(schema, StructType) else StructType().add("value", schema)
 
 
-def _behind(source: Any) -> int:
-    """Events beyond a batch, by what Spark says of its source."""
-    try:
-        latest, end = json.loads(source.latestOffset or "{}"), json.loads(source.endOffset or "{}")
-    except ValueError:
-        return 0
+def _behind(source: Any) -> int | None:
+    """Events beyond a batch, by what Spark says of its source; of a batch that is run again it says
+    nothing."""
+    latest, end = json.loads(source.latestOffset or "null"), json.loads(source.endOffset or "null")
+    if latest is None or end is None:
+        return None
     return sum(
-        max(int(mark["index"]) - int((end.get(topic) or {"index": 0})["index"]), 0)
+        max(int(mark["index"]) - int(end.get(topic, {"index": 0})["index"]), 0)
         for topic, mark in latest.items()
     )

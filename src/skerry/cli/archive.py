@@ -123,11 +123,10 @@ def start(
     ):
         from skerry.archive.run import Archiver, clean
 
+        asked.install()  # Spark has a handler of its own, which would end jobs half way
         clean(archive)
         archiver = Archiver(spark, archive, source_options(connect, timeout))
         archiver.prepare(schema)
-        if held is None:
-            archive.save()
         archiver.start(once=once, trigger=seconds)
         _say(as_json, archive, once, seconds)
         _follow(archiver, asked, as_json)
@@ -329,11 +328,10 @@ def _say(as_json: bool, archive: Archive, once: bool, seconds: float) -> None:
 
 
 def _follow(archiver: Archiver, asked: _Asked, as_json: bool) -> None:
-    asked.install()  # Spark has a handler of its own, which would end jobs half way
-    rows, batches, began = 0, 0, time.monotonic()
+    rows, began = 0, time.monotonic()
     try:
         for batch in archiver.batches(lambda: asked.to_end):
-            rows, batches = rows + batch.rows, batches + 1
+            rows += batch.rows
             if as_json:
                 emit_json(_batch_json(batch))
             elif batch.rows:
@@ -365,8 +363,10 @@ def _batch_line(batch: Batch) -> str:
     rate = batch.rows / batch.seconds if batch.seconds else 0.0
     line = (
         f"batch {batch.batch}: {count(batch.rows, 'row')} in {count(batch.files, 'file')} of "
-        f"{show_size(batch.bytes)}, {rate:,.0f} rows/s, lag {count(batch.behind, 'event')}"
+        f"{show_size(batch.bytes)}, {rate:,.0f} rows/s"
     )
+    if batch.behind is not None:
+        line += f", lag {count(batch.behind, 'event')}"
     if batch.behind and batch.until is not None:
         behind = (datetime.now(UTC) - batch.until).total_seconds()
         line += f" and {show_duration(max(behind, 0.001))}"
