@@ -26,7 +26,7 @@ def fake_java(folder: Path, version: str) -> Path:
 
 
 def test_the_public_names_are_these() -> None:
-    assert set(skerry.spark.__all__) == {"register", "session"}
+    assert set(skerry.spark.__all__) == {"history", "register", "session"}
     assert all(getattr(skerry.spark, name).__doc__ for name in skerry.spark.__all__)
 
 

@@ -14,7 +14,22 @@ from typing import Annotated
 
 import typer
 
-from skerry.cli import doctor, fabric, get, move, pub, read, sites, status, sub, topic, up
+from skerry.cli import (
+    archive,
+    doctor,
+    fabric,
+    get,
+    move,
+    pub,
+    read,
+    replay,
+    sites,
+    sql,
+    status,
+    sub,
+    topic,
+    up,
+)
 from skerry.cli.output import note, prepare, report, wants_json
 from skerry.errors import InputError, SkerryError
 
@@ -28,6 +43,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 topics = typer.Typer(no_args_is_help=True, help="Create, list, change, move and delete topics.")
+archives = typer.Typer(no_args_is_help=True, help="Keep topics in tables; publish from them.")
 fabrics = typer.Typer(no_args_is_help=True, help="Begin a fabric of several sites; let them join.")
 site = typer.Typer(no_args_is_help=True, help="Take a site out of service, or out of the fabric.")
 
@@ -111,6 +127,13 @@ _add(app, "pub", pub.pub, pub.EXAMPLE)
 _add(app, "sub", sub.sub, sub.EXAMPLE)
 _add(app, "get", get.get, get.EXAMPLE)
 _add(app, "read", read.read, read.EXAMPLE)
+app.add_typer(archives, name="archive")
+_add(archives, "start", archive.start, archive.START_EXAMPLE)
+_add(archives, "status", archive.status, archive.STATUS_EXAMPLE)
+_add(archives, "stop", archive.stop, archive.STOP_EXAMPLE)
+_add(archives, "compact", archive.compact, archive.COMPACT_EXAMPLE)
+_add(archives, "replay", replay.replay, replay.EXAMPLE)
+_add(app, "sql", sql.sql, sql.EXAMPLE)
 app.add_typer(fabrics, name="fabric")
 _add(fabrics, "init", fabric.init, fabric.INIT_EXAMPLE)
 _add(fabrics, "token", fabric.token, fabric.TOKEN_EXAMPLE)

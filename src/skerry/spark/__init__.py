@@ -4,6 +4,7 @@ spark = skerry.spark.session()
 spark.read.format("skerry").option("topic", "sensors/#").load().show()
 """
 
+from skerry.spark.history import history
 from skerry.spark.session import register, session
 
-__all__ = ["register", "session"]
+__all__ = ["history", "register", "session"]
