@@ -20,6 +20,7 @@ PUBLIC = {
     "TopicSettings",
     "connect",
     "errors",
+    "pipeline",
 }
 
 

@@ -14,7 +14,20 @@ from typing import Annotated
 
 import typer
 
-from skerry.cli import doctor, fabric, get, move, pub, read, sites, status, sub, topic, up
+from skerry.cli import (
+    doctor,
+    fabric,
+    get,
+    move,
+    pipeline,
+    pub,
+    read,
+    sites,
+    status,
+    sub,
+    topic,
+    up,
+)
 from skerry.cli.output import note, prepare, report, wants_json
 from skerry.errors import InputError, SkerryError
 
@@ -29,6 +42,7 @@ app = typer.Typer(
 )
 topics = typer.Typer(no_args_is_help=True, help="Create, list, change, move and delete topics.")
 fabrics = typer.Typer(no_args_is_help=True, help="Begin a fabric of several sites; let them join.")
+pipelines = typer.Typer(no_args_is_help=True, help="Run functions of Spark between topics.")
 site = typer.Typer(no_args_is_help=True, help="Take a site out of service, or out of the fabric.")
 
 
@@ -119,4 +133,10 @@ _add(app, "links", sites.links, sites.LINKS_EXAMPLE)
 app.add_typer(site, name="site")
 _add(site, "drain", sites.drain, sites.DRAIN_EXAMPLE)
 _add(site, "remove", sites.remove, sites.REMOVE_EXAMPLE)
+app.add_typer(pipelines, name="pipeline")
+_add(pipelines, "run", pipeline.run, pipeline.RUN_EXAMPLE)
+_add(pipelines, "deploy", pipeline.deploy, pipeline.DEPLOY_EXAMPLE)
+_add(pipelines, "list", pipeline.list_pipelines, pipeline.LIST_EXAMPLE)
+_add(pipelines, "logs", pipeline.logs, pipeline.LOGS_EXAMPLE)
+_add(pipelines, "stop", pipeline.stop, pipeline.STOP_EXAMPLE)
 _add(app, "doctor", doctor.doctor, doctor.EXAMPLE)
