@@ -5,6 +5,8 @@ async with skerry.connect() as client:
     index = await client.publish("sensors/roof", "21.5")
 """
 
+from typing import TYPE_CHECKING, Any
+
 from skerry import errors
 from skerry.client import Client, connect
 from skerry.config import VERSION
@@ -14,6 +16,9 @@ from skerry.log.follow import Subscription
 from skerry.log.pack import Packer
 from skerry.model.event import Event
 from skerry.model.topic import Topic, TopicSettings
+
+if TYPE_CHECKING:
+    from skerry.spark.pipeline import pipeline
 
 __version__ = VERSION
 
@@ -28,4 +33,14 @@ __all__ = [
     "TopicSettings",
     "connect",
     "errors",
+    "pipeline",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`skerry.pipeline`, for which not everybody should wait."""
+    if name == "pipeline":
+        from skerry.spark.pipeline import pipeline
+
+        return pipeline
+    raise AttributeError(f"module 'skerry' has no attribute {name!r}")

@@ -27,6 +27,11 @@
     │   ├── UnknownSite           no site of that name
     │   ├── MoveFailed            a topic stayed where it was
     │   └── Conflict              somebody else changed the entry first
+    ├── PipelineError             a pipeline of the user's
+    │   ├── UnknownPipeline       no pipeline of that name, or it does not run
+    │   ├── PipelineRuns          it runs already
+    │   ├── CheckpointMismatch    its code cannot go on where its checkpoint ends
+    │   └── PipelineFailed        it ended with an error of the user's code or of Spark
     ├── EngineError               the engine's binary or process
     │   ├── EngineMissing, EngineTooOld, EngineUnfit, EngineFailed
     │   └── PortTaken
@@ -213,6 +218,36 @@ class MoveFailed(FabricError):
 
 class Conflict(FabricError):
     """An entry of the coordination store was changed by somebody else first."""
+
+
+class PipelineError(SkerryError):
+    """Something about a pipeline of the user's."""
+
+
+class UnknownPipeline(PipelineError):
+    """No pipeline of that name, or it does not run."""
+
+    exit_code = 3
+
+
+class PipelineRuns(PipelineError):
+    """The pipeline runs already; `pid` is its process id where known."""
+
+    exit_code = 4
+
+    def __init__(self, what: str, advice: str = "", pid: int | None = None) -> None:
+        super().__init__(what, advice)
+        self.pid = pid
+
+
+class CheckpointMismatch(PipelineError):
+    """The checkpoint was written by a pipeline of another shape. Nothing was read or written."""
+
+    exit_code = 4
+
+
+class PipelineFailed(PipelineError):
+    """The pipeline ended with an error. Its checkpoint is whole: it can be run again."""
 
 
 class EngineError(SkerryError):

@@ -21,6 +21,7 @@ PUBLIC = {
     "TopicSettings",
     "connect",
     "errors",
+    "pipeline",
 }
 
 

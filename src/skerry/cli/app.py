@@ -20,6 +20,7 @@ from skerry.cli import (
     fabric,
     get,
     move,
+    pipeline,
     pub,
     read,
     replay,
@@ -45,6 +46,7 @@ app = typer.Typer(
 topics = typer.Typer(no_args_is_help=True, help="Create, list, change, move and delete topics.")
 archives = typer.Typer(no_args_is_help=True, help="Keep topics in tables; publish from them.")
 fabrics = typer.Typer(no_args_is_help=True, help="Begin a fabric of several sites; let them join.")
+pipelines = typer.Typer(no_args_is_help=True, help="Run functions of Spark between topics.")
 site = typer.Typer(no_args_is_help=True, help="Take a site out of service, or out of the fabric.")
 
 
@@ -142,4 +144,10 @@ _add(app, "links", sites.links, sites.LINKS_EXAMPLE)
 app.add_typer(site, name="site")
 _add(site, "drain", sites.drain, sites.DRAIN_EXAMPLE)
 _add(site, "remove", sites.remove, sites.REMOVE_EXAMPLE)
+app.add_typer(pipelines, name="pipeline")
+_add(pipelines, "run", pipeline.run, pipeline.RUN_EXAMPLE)
+_add(pipelines, "deploy", pipeline.deploy, pipeline.DEPLOY_EXAMPLE)
+_add(pipelines, "list", pipeline.list_pipelines, pipeline.LIST_EXAMPLE)
+_add(pipelines, "logs", pipeline.logs, pipeline.LOGS_EXAMPLE)
+_add(pipelines, "stop", pipeline.stop, pipeline.STOP_EXAMPLE)
 _add(app, "doctor", doctor.doctor, doctor.EXAMPLE)

@@ -33,15 +33,17 @@ def session(
     name: str = "skerry",
     *,
     master: str | None = None,
+    remote: str | None = None,
     memory: str = MEMORY,
     config: Mapping[str, Any] | None = None,
 ) -> SparkSession:
     """A Spark session in which `format("skerry")` is known; the one there is, if there is one.
 
     `master` is `local[*]` (all cores of this machine, the default), `local[2]`, or the URL of a
-    cluster. `memory` is the heap of the driver, which in local mode does all the work. `config`
-    adds settings of Spark's own and goes before ours. Raises `EngineMissing` if there is no Java,
-    or no PySpark, and `EngineUnfit` if there is too little memory.
+    cluster, `spark://host:7077`. `remote` is a Spark Connect server instead, `sc://host:15002`,
+    which needs no Java here. `memory` is the heap of the driver, which in local mode does all the
+    work. `config` adds settings of Spark's own and goes before ours. Raises `EngineMissing` if
+    there is no Java, or no PySpark, and `EngineUnfit` if there is too little memory.
     """
     try:
         from pyspark.sql import SparkSession
@@ -49,6 +51,10 @@ def session(
         raise EngineMissing(
             f"PySpark is not installed ({error})", "Get it with `pip install 'skerry[spark]'`."
         ) from None
+    if remote is not None:
+        if master is not None:
+            raise BadSetting("master and remote both say where Spark runs", "Give one of them.")
+        return register(_connect(name, remote, config or {}))
     if (active := SparkSession.getActiveSession()) is None:
         master = master or "local[*]"
         _check_memory(memory)
@@ -60,6 +66,24 @@ def session(
             builder = builder.config(key, str(value))
         active = builder.getOrCreate()
     return register(active)
+
+
+def _connect(name: str, remote: str, config: Mapping[str, Any]) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    try:
+        import grpc  # noqa: F401
+    except ImportError as error:
+        raise EngineMissing(
+            f"Spark Connect needs a package that is not installed ({error})",
+            "Get it with `pip install 'pyspark[connect]'`.",
+        ) from None
+    if not remote.startswith("sc://"):
+        raise BadSetting(f"{remote!r} is no Spark Connect server", "Write sc://host:15002.")
+    builder = SparkSession.builder.appName(name).remote(remote)
+    for key, value in {"spark.sql.session.timeZone": "UTC", **config}.items():
+        builder = builder.config(key, str(value))
+    return builder.getOrCreate()
 
 
 def register(spark: SparkSession) -> SparkSession:
@@ -96,10 +120,11 @@ def settings(master: str, memory: str = MEMORY) -> dict[str, str]:
         # The only one that `transformWithState` takes.
         "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
     }
+    if master.startswith(("local", "spark://127.0.0.1", "spark://localhost")):
+        # A machine's own name may lead anywhere, or nowhere.
+        found |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     if master.startswith("local"):
         found |= {
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
             "spark.ui.enabled": "false",
             # 200 tasks for some thousand rows take longer than the rows.
             "spark.sql.shuffle.partitions": str(cores),

@@ -1,0 +1,161 @@
+"""Pipelines in a real session: checks of their results, changes of their code, failures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skerry
+from skerry import Client, errors
+from skerry.spark.pipeline import Pipeline
+from skerry.testing import LocalSite
+from tests.conftest import until
+from tests.spark.pipelines import Pipelines, results
+
+
+@pytest.fixture
+async def pipelines(spark: Any, site: LocalSite, client: Client, tmp_path: Path) -> Pipelines:
+    """Of a fresh site with topics `a` and `b`."""
+    await client.create_topic("a")
+    await client.create_topic("b")
+    return Pipelines(spark, site.data, tmp_path)
+
+
+def counts(
+    schema: str = "k STRING, n LONG",
+    by: str = "k",
+    keep: str = "n >= 0",
+    sink: str = "b",
+    source: str = "a",
+) -> Pipeline:
+    """A pipeline with state: counts of a key by the minute."""
+
+    def made(events: Any) -> Any:
+        windows = events.where(keep).withWatermark("time", "0 seconds")
+        grouped = windows.groupBy("time", by).count()
+        return grouped.selectExpr("to_json(struct(*)) AS value")
+
+    return skerry.pipeline(
+        source=source, sink=sink, format="json", schema=f"{schema}, time TIMESTAMP", name="counts"
+    )(made)
+
+
+@pytest.mark.parametrize(
+    ("made_of", "schema", "message"),
+    [
+        (lambda e: None, None, "returns nothing, not a DataFrame"),
+        (lambda e: 5, None, "returns int, not a DataFrame"),
+        (lambda e: e.sparkSession.range(1), None, "returns a table, not a stream"),
+        (lambda e: e.select("key"), None, "cannot be written: the column value is missing"),
+        (lambda e: e.selectExpr("value", "1 AS n"), None, "the sink takes no column 'n'"),
+        (lambda e: e.selectExpr("1 AS value"), None, "is binary or string, not int"),
+        (lambda e: e.select("degrees"), None, "fails: AnalysisException: [UNRESOLVED_COLUMN"),
+        (lambda e: 1 / 0, None, "fails: ZeroDivisionError: division by zero"),
+        (lambda e: e, "n NUMBER", "the source a of p failed"),
+        (lambda e: e, "index STRING", "the column 'index' is int64, not string"),
+    ],
+)
+async def test_what_a_function_returns_is_checked_first(
+    pipelines: Pipelines, made_of: Callable[[Any], Any], schema: str | None, message: str
+) -> None:
+    format = "json" if schema else "binary"
+    made = skerry.pipeline(source="a", sink="b", name="p", format=format, schema=schema)(made_of)
+    with pytest.raises(errors.SkerryError) as caught:
+        await pipelines.run(made)
+    assert message in caught.value.what
+    assert "started" not in pipelines.notes.said
+
+
+async def test_a_change_that_its_state_does_not_fit_is_refused(
+    pipelines: Pipelines, client: Client
+) -> None:
+    for n in range(3):
+        await client.publish("a", json.dumps({"k": "x", "n": n}))
+    await pipelines.run(counts())
+    for change, message in [
+        ({"by": "n"}, "is of other state: it was `Aggregate"),
+        ({"schema": "k LONG, n LONG"}, "(k bigint"),
+        ({"sink": "b/c"}, "is of one that writes to b, not b/c"),
+        ({"source": "a/#"}, "is of one that reads a, not a/#"),
+    ]:
+        with pytest.raises(errors.CheckpointMismatch) as caught:
+            await pipelines.run(counts(**change))
+        assert message in caught.value.what
+        assert "--fresh" in caught.value.advice
+    await client.publish("a", json.dumps({"k": "x", "n": 1}))
+    # A filter, and a column more, change nothing that is stored.
+    status = await pipelines.run(counts(keep="n > 0", schema="k STRING, n LONG, more STRING"))
+    assert status.rows == 4
+    status = await pipelines.run(counts(by="n"), fresh=True)
+    assert status.rows == 4
+
+
+async def test_a_checkpoint_that_nobody_owns_up_to_is_refused(
+    pipelines: Pipelines, client: Client
+) -> None:
+    await client.publish("a", "1")
+    copy = skerry.pipeline(source="a", sink="b", name="p")(lambda events: events.select("value"))
+    await pipelines.run(copy)
+    (pipelines.root / "p" / "shape.json").unlink()
+    with pytest.raises(errors.CheckpointMismatch, match="nothing says which pipeline wrote"):
+        await pipelines.run(copy)
+
+
+async def test_a_pipeline_waits_for_what_its_pattern_means(
+    pipelines: Pipelines, client: Client
+) -> None:
+    copy = skerry.pipeline(source="later/#", sink="b", name="p")(lambda e: e.select("value"))
+    running = asyncio.create_task(pipelines.run(copy, once=False))
+    try:
+        await until(lambda: "started" in pipelines.notes.said, 100)
+        assert pipelines.notes.said[0] == "no topic matches later/# yet; waiting for one"
+        await client.create_topic("later")
+        await client.publish("later/x", "1")
+
+        async def arrived() -> bool:
+            return await client.latest_index("b") == 1
+
+        await until(arrived, 100)
+        await until(lambda: bool(pipelines.notes.batches), 100)
+    finally:
+        pipelines.stop.ask()
+        status = await running
+    assert (status.state, status.rows, pipelines.notes.batches) == ("stopped", 1, [(0, 1)])
+    told = [row for row in await results(client, "pipelines/p") if row["batch"] == 0]
+    assert (told[0]["rows"], told[0]["topics"]) == (1, {"later": {"events": 0, "seconds": 0.0}})
+    assert told[-1]["state"] == "stopped"
+
+
+async def test_a_function_that_fails_on_data_is_said_and_loses_nothing(
+    pipelines: Pipelines, client: Client
+) -> None:
+    await client.publish("a", "0")
+
+    def divide(events: Any) -> Any:
+        return events.selectExpr("cast(10 / cast(cast(value AS STRING) AS INT) AS STRING) AS value")
+
+    def mended(events: Any) -> Any:
+        return events.selectExpr("'none' AS value")
+
+    declared = skerry.pipeline(source="a", sink="b", name="p")
+    with pytest.raises(errors.PipelineFailed, match="DIVIDE_BY_ZERO"):
+        await pipelines.run(declared(divide))
+    await pipelines.run(declared(mended))
+    assert [event.data async for event in client.read("b")] == [b"none"]
+
+
+async def test_a_sink_that_is_full_is_said(spark: Any, tmp_path: Path) -> None:
+    async with LocalSite(max_store=2_000_000) as site, site.connect() as client:
+        await client.create_topic("a")
+        await client.create_topic("b")
+        await client.publish("a", "x" * 1000)
+        big = skerry.pipeline(source="a", sink="b", name="p")(
+            lambda e: e.selectExpr("explode(array_repeat(value, 5000)) AS value")
+        )
+        with pytest.raises(errors.StorageFull, match="no room left"):
+            await Pipelines(spark, site.data, tmp_path).run(big)
