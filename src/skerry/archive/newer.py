@@ -10,7 +10,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from skerry.archive.folder import Mark
 from skerry.errors import TopicError, UnknownTopic
-from skerry.fabric.promotion import is_forked
+from skerry.model.promotion import is_forked
 from skerry.spark.fetch import aged_out
 from skerry.spark.logs import Log, Logs
 from skerry.spark.options import SourceOptions, read_source

@@ -29,13 +29,13 @@ from skerry.engine.jetstream import JetStream
 from skerry.engine.link import Down
 from skerry.engine.wire import Connection
 from skerry.errors import SkerryError, UnknownTopic
-from skerry.fabric.promotion import State, confirmed
 from skerry.log.read import Reader
 from skerry.log.route import Routes
 from skerry.model.control import ProgressReport, ProgressRequest
 from skerry.model.event import parse_headers
 from skerry.model.fabric import TopicEntry
 from skerry.model.names import stored_subject, stream_of, topic_of_stream
+from skerry.model.promotion import State, confirmed
 from skerry.spark.options import Site
 from skerry.spark.pattern import Pattern
 

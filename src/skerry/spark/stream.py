@@ -30,7 +30,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from skerry.errors import BadSetting, TopicError, UnknownTopic
-from skerry.fabric.promotion import is_forked
+from skerry.model.promotion import is_forked
 from skerry.spark.fetch import aged_out
 from skerry.spark.logs import Log, Logs
 from skerry.spark.options import Place, SourceOptions
