@@ -1,9 +1,10 @@
-"""How many rows a second Spark gets out of topics, and into one.
+"""How many rows a second Spark gets out of topics and into one; how long an event takes through.
 
-`skerry` is `format("skerry")`. `floor` is a source that makes Arrow batches of the same columns and
-sizes out of nothing: what Spark itself takes. `natspy` is the source that one would write with
-nats-py: a pull consumer for each task, `fetch(500)`, and a tuple for each event. All variants count
-the rows and add up the sizes of their payloads, in one session, at one or two tasks.
+`skerry` is `format("skerry")`, reading index and value; `spark.source.whole.rows_s` is all columns.
+`floor` is a source that has batches of the same columns and sizes ready: what Spark itself takes.
+`natspy` is the source that one would write with nats-py: a pull consumer for each task,
+`fetch(500)`, and a tuple for each event; it reads a quarter of the events. All variants count the
+rows and add up the sizes of their payloads, in one session, at one or two tasks.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import nats
+import numpy as np
 import pyarrow as pa
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -25,12 +28,19 @@ import skerry.spark
 from bench.harness import Benchmark, Figure, compared, interleave, measured, progress
 from bench.stage import Stage, running_site
 from skerry.engine.address import find_address
+from skerry.errors import EngineMissing
 from skerry.model.names import stream_of
+from skerry.spark.java import find_java
 
 EVENTS = {"128b": int(os.environ.get("SPARK_EVENTS", "600000")), "1k": 200_000}
 SIZES = {"128b": 128, "1k": 1024}
+FLOOR_BATCH = 4000
+"""Rows of a batch of the floor; ours have about as many at 128 bytes."""
 PACK = 1000
 """Records of a packed event."""
+COLUMNS = "index LONG, value BINARY"
+LATENCY_EVENTS = 50
+"""The first fifth is thrown away."""
 ROUNDS = int(os.environ.get("SPARK_ROUNDS", "5"))
 
 
@@ -43,7 +53,7 @@ class Span(InputPartition):
 
 class _Baseline(DataSource):
     def schema(self) -> str:
-        return "index LONG, value BINARY"
+        return COLUMNS
 
     def spans(self) -> list[InputPartition]:
         events, tasks = int(self.options["events"]), int(self.options["tasks"])
@@ -66,10 +76,11 @@ class Floor(_Baseline):
                 return source.spans()
 
             def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-                for first in range(partition.first, partition.last + 1, 4000):
-                    last = min(first + 3999, partition.last)
-                    index = pa.array(range(first, last + 1), pa.int64())
-                    value = pa.array([b"x" * size] * len(index), pa.binary())
+                values = pa.array([b"x" * size] * FLOOR_BATCH, pa.binary())
+                for first in range(partition.first, partition.last + 1, FLOOR_BATCH):
+                    last = min(first + FLOOR_BATCH, partition.last + 1)
+                    index = pa.array(np.arange(first, last))
+                    value = values.slice(0, last - first)
                     yield pa.RecordBatch.from_arrays([index, value], ["index", "value"])
 
         return Reader()
@@ -139,6 +150,14 @@ def _rows(spark: Any, format: str, expected: int, schema: str | None, **options:
     return expected / seconds
 
 
+def _no_java() -> str | None:
+    try:
+        find_java()
+    except EngineMissing as error:
+        return error.what
+    return None
+
+
 def _session() -> Any:
     spark = skerry.spark.session("bench", master="local[2]", memory="1g")
     for source in (Floor, NatsPy):
@@ -154,7 +173,9 @@ async def _fill(stage: Stage, topic: str, size: int, events: int) -> None:
 
 
 def _source(name: str, tasks: int) -> Benchmark:
-    id = "spark.source.rows_s" if (name, tasks) == ("128b", 2) else f"spark.source.{name}.{tasks}"
+    main = (name, tasks) == ("128b", 2)
+    group = "spark.source" if main else f"spark.source.{name}.{tasks}"
+    id = f"{group}.rows_s"
     size, events = SIZES[name], EVENTS[name]
 
     async def run() -> list[Figure]:
@@ -163,25 +184,31 @@ def _source(name: str, tasks: int) -> Benchmark:
             progress(f"{id}: filling a topic")
             await _fill(stage, topic, size, events)
             where = {"data": str(stage.data), "topic": topic}
-            plain = {**where, "events": events, "tasks": tasks, "size": size}
+            ours = {**where, "partitions": tasks}
+            few = events // 4
+            plain = {**where, "tasks": tasks, "size": size}
             variants = {
-                "skerry": partial(_rows, spark, "skerry", events, None, **where, partitions=tasks),
-                "floor": partial(_rows, spark, "floor", events, None, **plain),
-                "natspy": partial(_rows, spark, "natspy", events, None, **plain),
+                "skerry": partial(_rows, spark, "skerry", events, COLUMNS, **ours),
+                "floor": partial(_rows, spark, "floor", events, None, **plain, events=events),
+                "natspy": partial(_rows, spark, "natspy", few, None, **plain, events=few),
             }
+            if main:
+                variants["whole"] = partial(_rows, spark, "skerry", events, None, **ours)
             samples = await interleave(
                 id, {n: partial(asyncio.to_thread, v) for n, v in variants.items()}, ROUNDS
             )
         spark.stop()
-        vs = "spark.source" if id.endswith("rows_s") else id
-        return [
+        figures = [
             measured(id, samples["skerry"], "rows/s"),
-            compared(f"{vs}.vs_floor", samples, "floor"),
-            compared(f"{vs}.vs_natspy", samples, "natspy"),
+            compared(f"{group}.vs_floor", samples, "floor"),
+            compared(f"{group}.vs_natspy", samples, "natspy"),
         ]
+        if main:
+            figures.append(measured(f"{group}.whole.rows_s", samples["whole"], "rows/s"))
+        return figures
 
-    vs = "spark.source" if id.endswith("rows_s") else id
-    return Benchmark([id, f"{vs}.vs_floor", f"{vs}.vs_natspy"], run)
+    ids = [id, f"{group}.vs_floor", f"{group}.vs_natspy"]
+    return Benchmark([*ids, f"{group}.whole.rows_s"] if main else ids, run, _no_java)
 
 
 async def _packed() -> list[Figure]:
@@ -225,8 +252,38 @@ async def _sink() -> list[Figure]:
     return [measured("spark.sink.rows_s", samples["skerry"], "rows/s")]
 
 
+async def _latency() -> list[Figure]:
+    """From publish to the subscriber of the sink's topic, through a query that copies events. It
+    runs without a pause between batches, and an event is published every quarter of a second."""
+    spark = _session()
+    async with running_site() as stage, stage.topic() as source, stage.topic() as sink:
+        with tempfile.TemporaryDirectory() as checkpoint:
+
+            def start() -> Any:
+                skerry.spark.register(spark)
+                reader = spark.readStream.format("skerry").option("data", str(stage.data))
+                frame = reader.option("topic", source).schema("value BINARY").load()
+                writer = frame.writeStream.format("skerry").option("data", str(stage.data))
+                writer = writer.option("topic", sink).option("checkpointLocation", checkpoint)
+                return writer.start()
+
+            query = await asyncio.to_thread(start)
+            times: list[float] = []
+            progress("spark.latency: publishing")
+            async with stage.admin.subscribe(sink, from_index=1) as events:
+                for _ in range(LATENCY_EVENTS):
+                    await stage.admin.publish(source, str(time.perf_counter()))
+                    event = await anext(aiter(events))
+                    times.append(1000 * (time.perf_counter() - float(event.data)))
+                    await asyncio.sleep(0.25)
+            await asyncio.to_thread(query.stop)
+    spark.stop()
+    return [measured("spark.latency_p50_ms", times[LATENCY_EVENTS // 5 :], "ms")]
+
+
 BENCHMARKS = [
     *(_source(name, tasks) for name in SIZES for tasks in (1, 2)),
-    Benchmark(["spark.packed.rows_s"], _packed),
-    Benchmark(["spark.sink.rows_s"], _sink),
+    Benchmark(["spark.packed.rows_s"], _packed, _no_java),
+    Benchmark(["spark.sink.rows_s"], _sink, _no_java),
+    Benchmark(["spark.latency_p50_ms"], _latency, _no_java),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +12,23 @@ import pytest
 import skerry.spark
 from skerry.testing import LocalSite
 
+PATIENCE = 300.0
+"""Seconds to wait for what Spark does: to start one query takes 20 on a machine that is busy."""
+
 SMALL = {
     "spark.sql.shuffle.partitions": 1,
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.streaming.stateStore.rocksdb.boundedMemoryUsage": "true",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests of this folder the time that a busy machine takes to start a session."""
+    for item in items:
+        here = item.path.is_relative_to(Path(__file__).parent)
+        if here and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(2 * PATIENCE))
 
 
 @pytest.fixture(scope="session")

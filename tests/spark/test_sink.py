@@ -18,6 +18,7 @@ from skerry import Client
 from skerry.engine.jetstream import JetStream
 from skerry.testing import LocalFabric, LocalSite
 from tests.conftest import until
+from tests.spark.conftest import PATIENCE
 
 
 async def run(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -38,18 +39,24 @@ async def fill(client: Client, topic: str, start: int, end: int) -> None:
             await publisher.send(b"%d" % n)
 
 
+PROBE = b"probe"
+
+
 async def values(client: Client, topic: str) -> list[str]:
-    """What a topic holds."""
-    return [event.data.decode() async for event in client.read(topic)]
+    """What a topic holds, without what `forget_ids` put there."""
+    return [event.data.decode() async for event in client.read(topic) if event.data != PROBE]
 
 
-def copy(spark: Any, data: Path, checkpoint: Path, **options: Any) -> None:
+def copy(spark: Any, data: Path, checkpoint: Path | None, **options: Any) -> None:
     """Copy topic `a` to topic `b`, as far as it goes now."""
     source = spark.readStream.format("skerry").options(data=str(data), topic="a", start="earliest")
     frame = source.options(**options).load().select("value")
     writer = frame.writeStream.format("skerry").options(data=str(data), topic="b")
-    writer = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
-    writer.start().awaitTermination()
+    if checkpoint is None:
+        writer = writer.queryName("copy")
+    else:
+        writer = writer.option("checkpointLocation", str(checkpoint))
+    writer.trigger(availableNow=True).start().awaitTermination()
 
 
 def forget_last_commit(checkpoint: Path) -> Path:
@@ -113,7 +120,7 @@ async def test_a_batch_that_is_run_again_after_the_log_forgot_is_not_doubled(
     await client.create_topic("b")
     await fill(client, "a", 0, 3000)
     await run(copy, spark, site.data, tmp_path)
-    await _forget_ids(admin, "b")
+    await forget_ids(client, admin, "b")
     await fill(client, "b", 10_000, 10_010)  # somebody else writes there too
     offsets = forget_last_commit(tmp_path)
     text = offsets.read_text()
@@ -128,26 +135,39 @@ async def test_a_batch_that_is_run_again_after_the_log_forgot_is_not_doubled(
 async def test_without_the_checkpoint_the_log_would_have_doubled_it(
     spark: Any, client: Client, admin: Client, site: LocalSite, tmp_path: Path
 ) -> None:
-    """What the test before this one relies on: the log itself has forgotten."""
+    """What the test before this one relies on: the log itself has forgotten. Here Spark knows where
+    the checkpoint is, and the sink does not."""
     await client.create_topic("a")
     await client.create_topic("b")
     await fill(client, "a", 0, 50)
-    await run(copy, spark, site.data, tmp_path)
-    await _forget_ids(admin, "b")
-    forget_last_commit(tmp_path)
-    await run(copy, spark, site.data, tmp_path)
+    key = "spark.sql.streaming.checkpointLocation"
+    spark.conf.set(key, str(tmp_path))
+    try:
+        await run(copy, spark, site.data, None)
+        await forget_ids(client, admin, "b")
+        forget_last_commit(tmp_path / "copy")
+        await run(copy, spark, site.data, None)
+    finally:
+        spark.conf.unset(key)
     assert len(await values(client, "b")) == 100
 
 
-async def _forget_ids(admin: Client, topic: str) -> None:
+async def forget_ids(client: Client, admin: Client, topic: str) -> None:
     """Have the log forget the ids that it has seen, as it does after two minutes."""
     jetstream = JetStream(admin._open.connection)
     info = await jetstream.stream(f"t~{topic}")
     assert info is not None
+    seen = await client.publish(topic, PROBE, id="probe")
+
+    async def has_forgotten() -> bool:
+        return await client.publish(topic, PROBE, id="probe") > seen
+
     for window in (100_000_000, 120_000_000_000):
-        config = {**info["config"], "duplicate_window": window}
-        await jetstream.call(f"STREAM.UPDATE.t~{topic}", config)
-        await asyncio.sleep(0.5)  # the engine looks through its ids at its own pace
+        await jetstream.call(
+            f"STREAM.UPDATE.t~{topic}", {**info["config"], "duplicate_window": window}
+        )
+        if window == 100_000_000:  # the engine looks through its ids at its own pace
+            await until(has_forgotten, PATIENCE)
 
 
 async def test_a_stream_is_written_across_a_fabric(spark: Any, tmp_path: Path) -> None:
@@ -185,7 +205,7 @@ async def test_a_batch_that_broke_off_is_written_once_though_the_new_home_forgot
             entry = await client._open.routes.find("b")
             return entry is not None and entry.home != "farm" and entry.forgetful
 
-        await until(taken_over, 60)
+        await until(taken_over, PATIENCE)
         async with fabric.connect("hub", "admin") as admin:
             await admin.set_topic("b", max_event_bytes=3000)
         await run(copy, spark, fabric["hub"].data, tmp_path)
@@ -196,7 +216,7 @@ async def _restart_engine(site: LocalSite) -> None:
     """Kill an engine, and wait until the site has another and answers."""
     before = site.site.engine.pid
     site.kill_engine()
-    await until(lambda: site.site.engine.pid not in (None, before), 60)
+    await until(lambda: site.site.engine.pid not in (None, before), PATIENCE)
     async with site.connect() as client:
         await client.topic("b")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from skerry import Client
 from skerry.testing import LocalFabric, LocalSite
 from tests.conftest import until
 from tests.live.faults import freeze
+from tests.spark.conftest import PATIENCE
 
 
 class Query:
@@ -90,6 +90,17 @@ def numbers(query: Query) -> list[int]:
     return sorted(int(value) for (value,) in query.rows("value"))
 
 
+async def reaches(query: Query, count: int) -> None:
+    """Wait until a running query has read so many events; raise what ended it, if anything did."""
+
+    async def enough() -> bool:
+        if (error := await run(query.query.exception)) is not None:
+            raise error
+        return len(await run(query.rows, "index")) >= count
+
+    await until(enough, PATIENCE)
+
+
 async def test_a_query_goes_on_where_it_was(client: Client, query: Make) -> None:
     await client.create_topic("t")
     await fill(client, "t", 0, 1000)
@@ -134,14 +145,10 @@ async def test_a_pattern_waits_for_topics_and_takes_in_new_ones(
     assert await run(lambda: started.isActive)
     await client.create_topic("sensors/a")
     await fill(client, "sensors/a", 0, 5)
-
-    async def has(count: int) -> bool:
-        return len(await run(reading.rows, "topic", "value")) == count
-
-    await until(lambda: has(5), 60)
+    await reaches(reading, 5)
     await client.create_topic("sensors/b")
     await fill(client, "sensors/b", 5, 9)
-    await until(lambda: has(9), 60)
+    await reaches(reading, 9)
     assert {row[0] for row in await run(reading.rows, "topic")} == {"sensors/a", "sensors/b"}
 
 
@@ -200,17 +207,13 @@ async def test_an_engine_that_is_killed_under_a_query_costs_nothing(
     client: Client, site: LocalSite, query: Make
 ) -> None:
     await client.create_topic("t")
-    reading = query(topic="t", maxRowsPerTrigger=2000)
+    reading = query(topic="t", maxRowsPerTrigger=1000)
     await run(reading.start)
     for n in range(4):
-        await fill(client, "t", n * 3000, n * 3000 + 3000)
+        await fill(client, "t", n * 1000, n * 1000 + 1000)
         site.kill_engine()
-
-    async def complete() -> bool:
-        return len(await run(reading.rows, "index")) >= 12_000
-
-    await until(complete, 90)
-    assert await run(numbers, reading) == list(range(12_000))
+    await reaches(reading, 4000)
+    assert await run(numbers, reading) == list(range(4000))
 
 
 async def test_a_topic_moves_and_fails_over_under_a_query(query: Make) -> None:
@@ -230,13 +233,7 @@ async def test_a_topic_moves_and_fails_over_under_a_query(query: Make) -> None:
         await fabric.crash("lab")
         await fill(client, "t", 2000, 3000)
         assert (await client.topic("t")).home != "lab"
-
-        async def complete() -> bool:
-            return len(await run(reading.rows, "index")) >= 3000
-
-        with contextlib.suppress(TimeoutError):
-            await until(complete, 60)
-        assert await run(lambda: reading.query.exception()) is None
+        await reaches(reading, 3000)
         assert await run(numbers, reading) == list(range(3000))
         await run(reading.stop)
 
@@ -249,7 +246,7 @@ async def test_nothing_is_read_before_a_quorum_holds_it(query: Make) -> None:
             await fill(client, "t", 0, 100)
             reading = query(fabric["farm"].data, topic="t")
             started = await run(reading.start)
-            await until(lambda: run(lambda: len(reading.rows("index")) == 100), 60)
+            await reaches(reading, 100)
             for replica in ("hub", "lab"):
                 await freeze(fabric[replica])
             await fill(client, "t", 100, 200)

@@ -154,6 +154,8 @@ _SINK: dict[str, tuple[str, _Reader]] = {
     "window": ("window", _whole),
     "checkpointLocation": ("checkpoint", str),
 }
+_SPARKS = {"queryname"}
+"""Options that Spark sets by itself, lower-cased."""
 
 
 def read_source(options: Mapping[str, str]) -> SourceOptions:
@@ -178,6 +180,8 @@ def _read(
     by_name = {name.lower(): (name, *how) for name, how in known.items()}
     found: dict[str, Any] = {}
     for given, value in options.items():
+        if given.lower() in _SPARKS:
+            continue
         if given.lower() not in by_name:
             raise BadSetting(
                 f"the {what} has no option {given!r}", f"It has {', '.join(sorted(known))}."
