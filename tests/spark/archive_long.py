@@ -1,10 +1,9 @@
 """`python -m tests.spark.archive_long [--events 2000000] [--kills 10]`: the archive at length.
 
 Publishes while an archive runs and its driver is killed at random moments, in the middle of a
-batch and behind one, then compares: the
-archive with the topic row by row (index, time, key and payload by a hash), and the union of archive
-and topic while publishing goes on. Prints figures; ends with an error if a row is missing, doubled
-or different.
+batch and behind one. Then compares the archive with the topic row by row (index, time, key and
+payload, by a hash), and the union of archive and topic while publishing goes on. Prints figures;
+ends with an error if a row is missing, doubled or different.
 """
 
 from __future__ import annotations
@@ -124,9 +123,11 @@ async def at_work(folder: Path, driver: Driver, starts: int) -> None:
 
 def summary(frame: Any) -> list[tuple[Any, ...]]:
     """By topic: rows, distinct indexes, first, last, sum of indexes, and of the rows' hashes."""
+    from pyspark.sql.functions import expr
+
     grouped = frame.groupBy("topic").agg(
         *[
-            skerry_expr(text)
+            expr(text)
             for text in (
                 "count(1)", "count(distinct index)", "min(index)", "max(index)", "sum(index)",
                 f"sum(cast({HASH} AS decimal(38, 0)))",
@@ -134,13 +135,6 @@ def summary(frame: Any) -> list[tuple[Any, ...]]:
         ]
     )  # fmt: skip
     return sorted(tuple(row) for row in grouped.collect())
-
-
-def skerry_expr(text: str) -> Any:
-    """An expression of Spark's."""
-    from pyspark.sql.functions import expr
-
-    return expr(text)
 
 
 async def check(events: int, kills: int, seed: int, out: Path) -> dict[str, Any]:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from skerry import Client, errors
 from skerry.cli import archive
+from skerry.cli.app import app
 from skerry.testing import LocalSite
 from tests.live.commandline import Result, Terminal, running, skerry
 from tests.spark.test_archive_tables import TABLE, rows, written
@@ -40,6 +42,15 @@ def made(folder: Path, table: Any = "delta", topics: str = "s/#") -> Path:
     opened.commit(0, written(folder, 0, rows("s/a", 81, 120)))
     opened.commit(1, written(folder, 1, rows("s/b", 95, 104, "x")))
     return folder
+
+
+@pytest.mark.parametrize(
+    "command", ["sql", *(f"archive {n}" for n in ("start", "status", "stop", "compact", "replay"))]
+)
+def test_help_of_each_command_shows_an_example(command: str) -> None:
+    result = CliRunner().invoke(app, [*command.split(), "--help"])
+    assert result.exit_code == 0
+    assert f"skerry {command}" in result.output.split("Example")[-1]
 
 
 @pytest.mark.timeout(300)
