@@ -1,9 +1,9 @@
 """`python -m tests.spark.archive_long [--events 2000000] [--kills 10]`: the archive at length.
 
-Publishes while an archive runs and its driver is killed at random moments, then compares: the
-archive with the topic row by row (index, time, key and payload by a hash), and the union of archive
-and topic while publishing goes on. Prints figures; ends with an error if a row is missing, doubled
-or different.
+Publishes while an archive runs and its driver is killed at random moments, in the middle of a
+batch and behind one. Then compares the archive with the topic row by row (index, time, key and
+payload, by a hash), and the union of archive and topic while publishing goes on. Prints figures;
+ends with an error if a row is missing, doubled or different.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 import skerry.spark
 from skerry import Client
-from skerry.archive.folder import Archive
+from skerry.archive.folder import Archive, holder
 from skerry.archive.table import open_table
 from skerry.testing import LocalSite
 from tests.live.commandline import SKERRY, environment
@@ -42,6 +42,7 @@ class Driver:
         self.command += ["--trigger", "500ms", "--memory", "700m"]
         self.environment = environment(data)
         self.log = log
+        self.folder = folder
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -61,19 +62,19 @@ class Driver:
     def stop(self) -> int:
         """End it in order."""
         assert self.process is not None
+        while holder(self.folder) != self.process.pid:  # before, nobody listens to signals
+            assert self.process.poll() is None, self.log.read_text()
+            time.sleep(0.05)
         self.process.terminate()
         return self.process.wait(120)
 
 
-async def publish(client: Client, events: int, pause: float) -> None:
-    """Publish `events` over the topics."""
-    for topic in TOPICS:
-        with contextlib.suppress(Exception):
-            await client.create_topic(topic)
+async def publish(client: Client, first: int, last: int, pause: float = 0.0) -> None:
+    """Publish the numbers from `first` to before `last` over the topics."""
     async with client.publisher(TOPICS[0]) as a, client.publisher(TOPICS[1]) as b:
-        for n in range(events):
+        for n in range(first, last):
             await (a, b)[n % 2].send(b"%0128d" % n, key=str(n % 97))
-            if pause and n % 2000 == 0:
+            if pause and n % 500 == 0:
                 await asyncio.sleep(pause)
 
 
@@ -100,11 +101,33 @@ async def grown(folder: Path, beyond: int, driver: Driver, seconds: float = 300)
     return now
 
 
+async def at_work(folder: Path, driver: Driver, starts: int) -> None:
+    """Wait until the driver that was started last has a batch in work, or has done one."""
+    deadline = time.monotonic() + 300
+    checkpoint, before = folder / "_skerry" / "checkpoint", await held(folder)
+    while driver.log.read_text().count("archiving s/#") < starts:
+        assert time.monotonic() < deadline, driver.log.read_text()
+        await asyncio.sleep(0.02)
+    while not (checkpoint / "offsets").is_dir():
+        await asyncio.sleep(0.02)
+    while await held(folder) <= before:
+        planned, done = (
+            max((int(f.name) for f in (checkpoint / kind).glob("[0-9]*")), default=-1)
+            for kind in ("offsets", "commits")
+        )
+        if planned > done:
+            return
+        assert time.monotonic() < deadline, driver.log.read_text()
+        await asyncio.sleep(0.01)
+
+
 def summary(frame: Any) -> list[tuple[Any, ...]]:
     """By topic: rows, distinct indexes, first, last, sum of indexes, and of the rows' hashes."""
+    from pyspark.sql.functions import expr
+
     grouped = frame.groupBy("topic").agg(
         *[
-            skerry_expr(text)
+            expr(text)
             for text in (
                 "count(1)", "count(distinct index)", "min(index)", "max(index)", "sum(index)",
                 f"sum(cast({HASH} AS decimal(38, 0)))",
@@ -114,38 +137,35 @@ def summary(frame: Any) -> list[tuple[Any, ...]]:
     return sorted(tuple(row) for row in grouped.collect())
 
 
-def skerry_expr(text: str) -> Any:
-    """An expression of Spark's."""
-    from pyspark.sql.functions import expr
-
-    return expr(text)
-
-
-async def check(events: int, kills: int, pause: float, seed: int, out: Path) -> dict[str, Any]:
+async def check(events: int, kills: int, seed: int, out: Path) -> dict[str, Any]:
     """Do it all; return figures. Raises `AssertionError` if anything is not exact."""
     chance = random.Random(seed)
     folder, log = out / "archive", out / "log"
     figures: dict[str, Any] = {"events": events, "kills": kills, "load": os.getloadavg()[0]}
     async with LocalSite() as site, site.connect() as client:
         driver = Driver(site.data, folder, log)
-        publishing = asyncio.create_task(publish(client, events, pause))
-        await asyncio.sleep(0.5)
+        for topic in TOPICS:
+            await client.create_topic(topic)
+        edges = [events * n // (kills + 1) for n in range(kills + 2)]
         began = time.monotonic()
         driver.start()
         try:
-            for _ in range(kills):
+            for n in range(kills):
                 before = await held(folder)
-                await grown(folder, before if before < events else before - 1, driver)
-                await asyncio.sleep(chance.uniform(0.0, 1.0))
+                publishing = asyncio.create_task(publish(client, edges[n], edges[n + 1]))
+                await at_work(folder, driver, n + 1)
+                if n % 2:
+                    await grown(folder, before, driver)
+                await asyncio.sleep(chance.uniform(0.0, 0.5))
                 driver.kill()
                 driver.start()
-            await publishing
+                await publishing
+            await publish(client, edges[-2], edges[-1])
             await grown(folder, events - 1, driver, 900)
             figures["seconds"] = round(time.monotonic() - began, 1)
-            figures["stopped"] = driver.stop()
+            figures["stopped"] = await asyncio.to_thread(driver.stop)
         finally:
             driver.kill()
-            publishing.cancel()
         spark = await asyncio.to_thread(
             skerry.spark.session, "long", master="local[2]", memory="1g", config=SMALL
         )
@@ -168,7 +188,9 @@ async def check(events: int, kills: int, pause: float, seed: int, out: Path) -> 
         assert sum(row[1] for row in expected) == events
         assert all(row[1] == row[2] == row[4] for row in expected)
         # While publishing goes on the union has no gap and no double, and ends beyond the archive.
-        publishing = asyncio.create_task(publish(client, max(events // 20, 2000), 0.05))
+        publishing = asyncio.create_task(
+            publish(client, events, events + max(events // 20, 2000), 0.02)
+        )
         for _ in range(3):
             rows = await asyncio.to_thread(lambda: summary(both(False)))
             assert all(row[1] == row[2] == row[4] for row in rows)
@@ -192,13 +214,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.spark.archive_long")
     parser.add_argument("--events", type=int, default=2_000_000)
     parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds for each 2,000 events")
     parser.add_argument("--seed", type=int, default=4)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="archive-") as out:
-        figures = asyncio.run(
-            check(arguments.events, arguments.kills, arguments.pause, arguments.seed, Path(out))
-        )
+        figures = asyncio.run(check(arguments.events, arguments.kills, arguments.seed, Path(out)))
     print(figures)
     return 0
 

@@ -12,5 +12,5 @@ from tests.spark.archive_long import check
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 async def test_rows_are_exact_whatever_is_killed(tmp_path: Path) -> None:
-    figures = await check(events=8_000, kills=2, pause=0.5, seed=4, out=tmp_path)
+    figures = await check(events=6_000, kills=2, seed=4, out=tmp_path)
     assert figures["stopped"] == 0

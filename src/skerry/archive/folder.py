@@ -151,7 +151,7 @@ class Archive:
             return {}
         try:
             lines = (self.checkpoint / "offsets" / str(planned[-1])).read_text().splitlines()
-            offset = json.loads(lines[2])
+            offset = json.loads(lines[2]) if lines[2] != "-" else {}  # no topic was there yet
             return {topic: msgspec.convert(mark, Mark) for topic, mark in offset.items()}
         except (OSError, ValueError, IndexError) as error:
             raise FolderCorrupt(f"the checkpoint of {self.path} cannot be read: {error}") from None
