@@ -21,7 +21,7 @@ from skerry import errors
 from skerry.errors import BadSetting, CheckpointMismatch, PipelineFailed, SkerryError, UnknownTopic
 from skerry.spark import pipeline_code
 from skerry.spark.jobs import Folder, Job, State, Status
-from skerry.spark.options import SinkOptions
+from skerry.spark.options import SinkOptions, read_source
 from skerry.spark.pattern import Pattern
 from skerry.spark.pipeline import Pipeline, Source
 from skerry.spark.pipeline_metrics import WAIT, Metrics, add_batch
@@ -208,10 +208,13 @@ def build(spark: SparkSession, pipeline: Pipeline, targets: list[str]) -> DataFr
     """What the pipeline's function makes of its sources, checked."""
     from pyspark.errors import PySparkException
 
+    from skerry.spark.decode import check_schema
+
     frames = {}
     for parameter, source in pipeline.sources.items():
         try:
             frames[parameter] = _read(spark, source, targets)
+            check_schema(read_source(source.options), frames[parameter].schema)
         except PySparkException as error:
             raise explained(error, f"the source {source.topic} of {pipeline.name}") from None
     try:
