@@ -180,7 +180,7 @@ def test_deploy_says_why_it_does_not_run(
     state = ("--state", str(tmp_path / "state"))
     Path(file).write_text(PIPELINE.replace("AS value", "AS worth"))
     done = command(data, "pipeline", "deploy", file, *state, *SMALL)
-    assert done.code == 1, done.err
+    assert done.code == 2, done.err
     assert "the sink takes no column 'worth'" in done.err
     wait_for(lambda: listed(data, *state)["pid"] is None, "the end of its supervisor")
     found = listed(data, *state)

@@ -96,14 +96,14 @@ def run(
     again by the next run, with the same ids.
     """
     status = folder.read("status", Status) or Status(name=pipeline.name)
-    status.state, status.pid, status.error, status.advice = "starting", os.getpid(), "", ""
-    status.topics, status.batch_rows = {}, 0
+    status.end(None)
+    status.pid, status.topics, status.batch_rows = os.getpid(), {}, 0
     _note(folder, status)
     try:
         with contextlib.ExitStack() as opened:
             _run(pipeline, folder, job, face, stop, status, opened, spark)
     except SkerryError as error:
-        status.state, status.error, status.advice = "failed", error.what, error.advice
+        status.end(error)
         _note(folder, status)
         raise
     return status
@@ -162,7 +162,7 @@ def _run(
         with _failures(stop):
             following.follow(stop)
     except SkerryError as error:
-        status.state, status.error = "failed", error.what
+        status.end(error)
         metrics.publish(status)
         raise
     finally:
