@@ -22,7 +22,7 @@ QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 @contextlib.contextmanager
-def server(log: Path, *arguments: str) -> Iterator[None]:
+def server(log: Path, *arguments: str, memory: str = "256m") -> Iterator[None]:
     """A class of Spark's that runs while the block does, with what it starts itself."""
     environment = {
         **os.environ,
@@ -30,7 +30,7 @@ def server(log: Path, *arguments: str) -> Iterator[None]:
         "SPARK_HOME": str(HOME),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_WORKER_DIR": str(log.parent),
-        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_MEMORY": memory,
         "SPARK_DAEMON_JAVA_OPTS": QUICK,
         "PYSPARK_PYTHON": sys.executable,
     }
@@ -97,8 +97,8 @@ def connect_server(folder: Path) -> Iterator[str]:
     }
     configs = [word for key, value in settings.items() for word in ("--conf", f"{key}={value}")]
     submit = ["org.apache.spark.deploy.SparkSubmit", "--master", "local[2]"]
-    submit += ["--driver-memory", "700m", *configs]
+    submit += configs
     submit += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
-    with server(log, *submit, "spark-internal"):
+    with server(log, *submit, "spark-internal", memory="700m"):
         port = wait_for(log, r"Spark Connect server started at: [^\n]*:(\d+)")
         yield f"sc://127.0.0.1:{port}"

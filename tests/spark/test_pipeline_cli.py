@@ -73,6 +73,14 @@ def written(client: SyncClient) -> list[int]:
     return sorted(int(event.data) for event in client.read("b"))
 
 
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; somebody may still have to ask how."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def listed(data: Path, *more: str) -> dict[str, Any]:
     """The pipeline as `list` shows it."""
     done = command(data, "pipeline", "list", "--json", *more)
@@ -151,7 +159,7 @@ def test_deployed_it_survives_its_own_death(
         stopped = command(data, "pipeline", "stop", "double", *state)
     assert stopped.code == 0, stopped.err
     assert "pipeline double is stopped after 3 rows" in stopped.out
-    assert not psutil.pid_exists(before["pid"])
+    wait_for(lambda: is_gone(before["pid"]), "the end of its supervisor")
     assert listed(data, *state)["state"] == "stopped"
     modes = {
         file.name: file.stat().st_mode & 0o777
@@ -172,7 +180,7 @@ def test_deploy_says_why_it_does_not_run(
     state = ("--state", str(tmp_path / "state"))
     Path(file).write_text(PIPELINE.replace("AS value", "AS worth"))
     done = command(data, "pipeline", "deploy", file, *state, *SMALL)
-    assert done.code == 1, done.err
+    assert done.code == 2, done.err
     assert "the sink takes no column 'worth'" in done.err
     wait_for(lambda: listed(data, *state)["pid"] is None, "the end of its supervisor")
     found = listed(data, *state)

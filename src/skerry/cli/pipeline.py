@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from skerry import errors
 from skerry.cli.common import AsJson, Connect, Targets, find_targets
 from skerry.cli.output import columns, draw, emit, emit_document, note
 from skerry.config import default_data
-from skerry.errors import BadSetting, PipelineError, Unavailable, UnknownPipeline
+from skerry.errors import BadSetting, PipelineFailed, SkerryError, Unavailable, UnknownPipeline
 from skerry.model.quantities import show_duration
 
 if TYPE_CHECKING:
@@ -132,8 +133,7 @@ def deploy(
         with connect_now(list(job.targets), timeout=10.0, name="skerry-cli") as client:
             check_topics(client, made)
         find_java()
-        for old in ("status", "supervisor"):
-            _forget_error(folder, old)
+        _forget_error(folder)
         spawn(folder)
     listed = _wait_for_start(folder, as_json)
     if as_json:
@@ -286,17 +286,18 @@ def _root(state: Path | None, targets: list[str]) -> Path:
     """The folder that holds the state of all pipelines."""
     if state is not None:
         return state.expanduser().absolute()
-    path = Path(targets[0]).expanduser() if targets else default_data()
-    if len(targets) > 1 or "://" in str(path):
-        path = Path("/dev/null")
-    if path.is_file() and path.parent.name == "credentials":
-        path = path.parent.parent
-    if path.is_file() or not path.is_dir():
-        if targets and (len(targets) > 1 or "://" in targets[0] or path.is_file()):
-            raise BadSetting(
-                "the site's data folder is not known here, where checkpoints would be kept",
-                "Name a folder for them with --state.",
-            )
+    if len(targets) > 1 or any("://" in target for target in targets):
+        path = None
+    else:
+        path = Path(targets[0]).expanduser() if targets else default_data()
+        if path.is_file():  # <data>/credentials/sdk.json
+            path = path.parent.parent if path.parent.name == "credentials" else None
+    if path is None:
+        raise BadSetting(
+            "the site's data folder is not known here, where checkpoints would be kept",
+            "Name a folder for them with --state.",
+        )
+    if not path.is_dir():
         raise Unavailable(
             f"no site was ever started in {path}",
             "Start one with `skerry up`, or name one with --connect.",
@@ -315,14 +316,13 @@ def _setting(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _forget_error(folder: Folder, name: str) -> None:
+def _forget_error(folder: Folder) -> None:
     """What an earlier run ended with must not be taken for the end of this one."""
     from skerry.spark.jobs import Status
 
-    if name == "supervisor":
-        (folder.path / "supervisor.json").unlink(missing_ok=True)
-    elif (status := folder.read("status", Status)) is not None:
-        status.state, status.error, status.advice = "starting", "", ""
+    (folder.path / "supervisor.json").unlink(missing_ok=True)
+    if (status := folder.read("status", Status)) is not None:
+        status.end(None)
         folder.write("status", status)
 
 
@@ -335,15 +335,23 @@ def _wait_for_start(folder: Folder, as_json: bool) -> Listed:
         if listed is not None and listed.state in ("running", "done"):
             return listed
         if listed is not None and listed.state in ("failed", "waiting", "lost", "stopped"):
-            raise PipelineError(
-                listed.error or f"the pipeline {folder.name} is {listed.state}",
-                listed.advice or f"See `skerry pipeline logs {folder.name}`.",
-            )
+            raise _reason(folder.name, listed)
         time.sleep(0.1)
     raise Unavailable(
         f"the pipeline {folder.name} has not begun within {START_TIME:.0f} s",
         f"It goes on trying; see `skerry pipeline logs {folder.name}`.",
     )
+
+
+def _reason(name: str, listed: Listed) -> SkerryError:
+    """Why a pipeline does not run, as the error that its own process ended with."""
+    kind = getattr(errors, listed.status.kind, PipelineFailed)
+    what = listed.error or f"the pipeline {name} is {listed.state}"
+    advice = listed.advice or f"See `skerry pipeline logs {name}`."
+    if listed.state == "waiting":
+        advice += f" It is tried again and again until you `skerry pipeline stop {name}`."
+    made: SkerryError = kind(what, advice)
+    return made
 
 
 def _row(each: Listed) -> list[str]:

@@ -29,7 +29,13 @@ from typing import Literal, TypeVar
 import msgspec
 
 from skerry.engine.address import write_secret
-from skerry.errors import FolderCorrupt, FolderUnwritable, PipelineRuns, UnknownPipeline
+from skerry.errors import (
+    FolderCorrupt,
+    FolderUnwritable,
+    PipelineRuns,
+    SkerryError,
+    UnknownPipeline,
+)
 from skerry.spark.pipeline import check_name
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -85,8 +91,16 @@ class Status(msgspec.Struct, kw_only=True):
     topics: dict[str, Lag] = {}
     state_rows: int = 0
     state_bytes: int = 0
+    kind: str = ""
+    """Which error it ended with, of those in `skerry.errors`."""
     error: str = ""
     advice: str = ""
+
+    def end(self, error: SkerryError | None = None) -> None:
+        """Note what it ended with; without an error forget what an earlier run ended with."""
+        self.state = "failed" if error else "starting"
+        self.kind = type(error).__name__ if error else ""
+        self.error, self.advice = (error.what, error.advice) if error else ("", "")
 
 
 class Supervision(msgspec.Struct, frozen=True, kw_only=True):

@@ -93,7 +93,7 @@ def main(folder: Path, lock: int) -> int:
     except SkerryError as error:
         face.say(f"error: {error}")
         status = state.read("status", Status) or Status(name=state.name)
-        status.state, status.error, status.advice = "failed", error.what, error.advice
+        status.end(error)
         state.write("status", status)
         return GIVE_UP if isinstance(error, HOPELESS) else 1
     except BaseException:

@@ -68,6 +68,7 @@ class Metrics:
         self._topic = f"{METRICS}/{name}"
         self._made = False
         self._quiet_until = 0.0
+        self._told = False
 
     def measure(self, status: Status, reached: Mapping[str, int]) -> None:
         """Set the lags of `status`, of topics that were read up to these indexes."""
@@ -103,5 +104,6 @@ class Metrics:
             self._client.publish(self._topic, msgspec.json.encode(status), timeout=WAIT)
         except SkerryError as error:
             self._quiet_until = time.monotonic() + PAUSE
-            if not isinstance(error, Unavailable):
+            if not self._told and not isinstance(error, Unavailable):
+                self._told = True
                 log.warning("metrics are not published: %s", error.what)

@@ -21,7 +21,7 @@ from skerry import errors
 from skerry.errors import BadSetting, CheckpointMismatch, PipelineFailed, SkerryError, UnknownTopic
 from skerry.spark import pipeline_code
 from skerry.spark.jobs import Folder, Job, State, Status
-from skerry.spark.options import SinkOptions
+from skerry.spark.options import SinkOptions, read_source
 from skerry.spark.pattern import Pattern
 from skerry.spark.pipeline import Pipeline, Source
 from skerry.spark.pipeline_metrics import WAIT, Metrics, add_batch
@@ -96,14 +96,14 @@ def run(
     again by the next run, with the same ids.
     """
     status = folder.read("status", Status) or Status(name=pipeline.name)
-    status.state, status.pid, status.error, status.advice = "starting", os.getpid(), "", ""
-    status.topics, status.batch_rows = {}, 0
+    status.end(None)
+    status.pid, status.topics, status.batch_rows = os.getpid(), {}, 0
     _note(folder, status)
     try:
         with contextlib.ExitStack() as opened:
             _run(pipeline, folder, job, face, stop, status, opened, spark)
     except SkerryError as error:
-        status.state, status.error, status.advice = "failed", error.what, error.advice
+        status.end(error)
         _note(folder, status)
         raise
     return status
@@ -162,7 +162,7 @@ def _run(
         with _failures(stop):
             following.follow(stop)
     except SkerryError as error:
-        status.state, status.error = "failed", error.what
+        status.end(error)
         metrics.publish(status)
         raise
     finally:
@@ -208,10 +208,13 @@ def build(spark: SparkSession, pipeline: Pipeline, targets: list[str]) -> DataFr
     """What the pipeline's function makes of its sources, checked."""
     from pyspark.errors import PySparkException
 
+    from skerry.spark.decode import check_schema
+
     frames = {}
     for parameter, source in pipeline.sources.items():
         try:
             frames[parameter] = _read(spark, source, targets)
+            check_schema(read_source(source.options), frames[parameter].schema)
         except PySparkException as error:
             raise explained(error, f"the source {source.topic} of {pipeline.name}") from None
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import sys
@@ -71,13 +72,11 @@ def session(
 def _connect(name: str, remote: str, config: Mapping[str, Any]) -> SparkSession:
     from pyspark.sql import SparkSession
 
-    try:
-        import grpc  # noqa: F401
-    except ImportError as error:
+    if importlib.util.find_spec("grpc") is None:
         raise EngineMissing(
-            f"Spark Connect needs a package that is not installed ({error})",
+            "Spark Connect needs gRPC, which is not installed",
             "Get it with `pip install 'pyspark[connect]'`.",
-        ) from None
+        )
     if not remote.startswith("sc://"):
         raise BadSetting(f"{remote!r} is no Spark Connect server", "Write sc://host:15002.")
     builder = SparkSession.builder.appName(name).remote(remote)
