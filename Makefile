@@ -69,7 +69,7 @@ $(STAMP): requirements.lock pyproject.toml $(STALE)
 	    exit 1; } >&2
 	@rm -f $@
 	@$(if $(filter-out pyproject.toml,$?),\
-	    echo "Setting up $(VENV) with $$($(PYTHON) -V) (once; a minute or less) ..." && \
+	    echo "Setting up $(VENV) with $$($(PYTHON) -V) (once; some minutes, 500 MB) ..." && \
 	    $(PYTHON) -m venv --clear $(VENV) && \
 	    $(PY) -m pip install -qq --require-hashes -r requirements.lock,\
 	    echo "pyproject.toml changed: linking Skerry into $(VENV) again ...")
