@@ -138,7 +138,7 @@ async def _fetch(data: str, topic: str, span: Span) -> Any:
     await client.close()
 
 
-def _rows(spark: Any, format: str, expected: int, schema: str | None, **options: Any) -> float:
+def _rows(spark: Any, format: str, expected: int, schema: str | None, /, **options: Any) -> float:
     reader = spark.read.format(format).options(**options)
     frame = (reader.schema(schema) if schema else reader).load()
     size = "length(value)" if "value" in frame.columns else "a"
