@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import stat
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,53 @@ from skerry import Client, errors
 from skerry.cli import archive
 from skerry.cli.app import app
 from skerry.testing import LocalSite
-from tests.live.commandline import Result, Terminal, running, skerry
+from tests.conftest import until
+from tests.live.commandline import (
+    SKERRY,
+    Result,
+    Running,
+    Terminal,
+    environment,
+    running,
+    skerry,
+)
 from tests.spark.test_archive_tables import TABLE, rows, written
 from tests.spark.test_stream import fill
 
 SMALL = ("--memory", "600m")
 
 
+DEADLINE = 240.0
+"""Seconds; starting Spark takes five, and a minute on a machine that does much else."""
+
+
 async def command(site: LocalSite | None, *arguments: str, **more: str) -> Result:
     """Run a command beside the loop that the site lives in."""
-    data = site.data if site else None
-    return await asyncio.to_thread(lambda: skerry(data, *arguments, stdin=b"", **more))
+
+    def work() -> Result:
+        return Result(
+            subprocess.run(
+                [SKERRY, *arguments],
+                env=environment(site.data if site else None, **more),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=DEADLINE,
+                check=False,
+            )
+        )
+
+    return await asyncio.to_thread(work)
+
+
+async def line_of(running: Running, text: str) -> str:
+    """Wait for a line of output with `text` in it; return it."""
+
+    def found() -> list[str]:
+        assert running.process.poll() is None, running.err
+        return [line for line in running.out.splitlines() if text in line]
+
+    await until(lambda: bool(found()), DEADLINE)
+    return found()[0]
 
 
 def made(folder: Path, table: Any = "delta", topics: str = "s/#") -> Path:
@@ -53,7 +90,7 @@ def test_help_of_each_command_shows_an_example(command: str) -> None:
     assert f"skerry {command}" in result.output.split("Example")[-1]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_an_archive_is_started_watched_queried_and_stopped(
     client: Client, site: LocalSite, tmp_path: Path
 ) -> None:
@@ -67,7 +104,7 @@ async def test_an_archive_is_started_watched_queried_and_stopped(
                 return found
 
     with running(site.data, tmp_path / "start", *start) as archiving:
-        await asyncio.to_thread(archiving.wait_line, f"archiving s/# to {folder} as delta, every")
+        await line_of(archiving, f"archiving s/# to {folder} as delta, every")
         assert archiving.err == "no topic matches s/# yet; waiting for one\n"
         lock = folder / "_skerry" / "lock"
         assert stat.S_IMODE(lock.stat().st_mode) == 0o600
@@ -76,9 +113,9 @@ async def test_an_archive_is_started_watched_queried_and_stopped(
         assert f"process {archiving.process.pid} archives into" in again.err
         await client.create_topic("s/a")
         await fill(client, "s/a", 0, 130)
-        shown = await asyncio.wait_for(archived(130), 120)
+        shown = await asyncio.wait_for(archived(130), DEADLINE)
         assert (shown["pid"], shown["rows"], shown["lag"]) == (archiving.process.pid, 130, 0)
-        line = await asyncio.to_thread(archiving.wait_line, "lag 0 events")
+        line = await line_of(archiving, "lag 0 events")
         assert "rows/s" in line
         stopped = await command(site, "archive", "stop", str(folder))
         assert (stopped.code, stopped.out) == (0, f"the archive in {folder} is stopped\n")
