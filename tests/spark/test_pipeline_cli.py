@@ -90,7 +90,7 @@ def listed(data: Path, *more: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_run_goes_on_where_it_was(
     data: Path, client: SyncClient, file: str, tmp_path: Path
 ) -> None:
@@ -127,7 +127,7 @@ def test_run_goes_on_where_it_was(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_deployed_it_survives_its_own_death(
     data: Path, client: SyncClient, file: str, tmp_path: Path
 ) -> None:
@@ -177,7 +177,7 @@ def test_deployed_it_survives_its_own_death(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_deploy_says_why_it_does_not_run(
     data: Path, client: SyncClient, file: str, tmp_path: Path
 ) -> None:
