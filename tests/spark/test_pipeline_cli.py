@@ -14,7 +14,7 @@ import pytest
 
 from skerry.sync import SyncClient, connect
 from tests.live import commandline
-from tests.live.commandline import running, shared_site, wait_for
+from tests.live.commandline import Terminal, running, shared_site, wait_for
 from tests.live.commandline import skerry as command
 
 PIPELINE = """
@@ -90,7 +90,7 @@ def listed(data: Path, *more: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_run_goes_on_where_it_was(
     data: Path, client: SyncClient, file: str, tmp_path: Path
 ) -> None:
@@ -115,15 +115,19 @@ def test_run_goes_on_where_it_was(
     assert (first["state"], last["state"], last["rows"]) == ("running", "done", 4)
     assert last["topics"] == {"a": {"events": 0, "seconds": 0.0}}
     assert written(client) == [2, 4, 6, 8]
-    Path(file).write_text(PIPELINE.replace('sink="b"', 'sink="b/c"'))
-    refused = command(data, "pipeline", "run", file, "--once", *state, *SMALL)
-    assert refused.code == 4, refused.err
-    assert "is of one that writes to b, not b/c" in refused.err
-    assert "--fresh" in refused.err
+    with Terminal(data, "pipeline", "run", file, *state, *SMALL) as screen:
+        screen.wait_for("waiting for events · Ctrl-C ends it")
+        publish(client, 5)
+        screen.wait_for("1 row in")
+        screen.wait_for("0 events behind · 5 rows read")
+        screen.process.send_signal(signal.SIGINT)
+        assert screen.wait() == 0
+        assert b"pipeline double is stopped, 5 rows so far" in screen.screen
+    assert written(client) == [2, 4, 6, 8, 10]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_deployed_it_survives_its_own_death(
     data: Path, client: SyncClient, file: str, tmp_path: Path
 ) -> None:
@@ -173,7 +177,7 @@ def test_deployed_it_survives_its_own_death(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_deploy_says_why_it_does_not_run(
     data: Path, client: SyncClient, file: str, tmp_path: Path
 ) -> None:

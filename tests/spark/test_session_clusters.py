@@ -38,7 +38,7 @@ async def round_trip(client: Client, site: LocalSite, folder: Path, kind: str, u
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_a_standalone_cluster_with_two_workers(
     client: Client, site: LocalSite, tmp_path: Path
 ) -> None:
@@ -54,7 +54,7 @@ async def test_a_standalone_cluster_with_two_workers(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_spark_connect(client: Client, site: LocalSite, tmp_path: Path) -> None:
     pytest.importorskip("grpc")
     up = connect_server(tmp_path)
