@@ -91,6 +91,12 @@ def test_a_field_that_does_not_fit_makes_its_event_bad(kind: str, wrong: Any) ->
     assert [row["_bad"] for row in found] == [None, payload]
 
 
+def test_payloads_are_not_copied_for_each_of_their_records() -> None:
+    """100 events of a thousand records: their payloads, a thousand times each, are 3 GB."""
+    payload = arrow([{"a": 1, "b": "x" * 20}] * 1000)
+    assert len(decode([payload] * 100, "arrow")) == 100_000
+
+
 def test_an_arrow_column_of_another_type_is_cast_or_bad() -> None:
     wide = pa.schema([("a", pa.int64())])
     fits, does_not = arrow([{"a": 3}], wide), arrow([{"a": 2**40}], wide)

@@ -121,7 +121,9 @@ class Decoder:
                 BAD: pc.if_else(pa.array(bad), payloads, pa.scalar(None, pa.binary())),
             }
         if rows is not None:
-            columns = {name: column.take(rows) for name, column in columns.items()}
+            # Not the payloads unless they are asked for: each would be copied for all its rows.
+            asked = set(self._schema.names)
+            columns = {n: column.take(rows) for n, column in columns.items() if n in asked}
             bad = bad[rows.to_numpy()]
         columns = {**columns, **fields}
         batch = pa.RecordBatch.from_arrays(

@@ -25,13 +25,15 @@ class Bounds(msgspec.Struct, frozen=True):
     topics: frozenset[str] | None = None
 
 
-def cut(sizes: Mapping[str, tuple[int, int]], tasks: int) -> list[tuple[str, int, int]]:
+def cut(
+    sizes: Mapping[str, tuple[int, int]], tasks: int, least: int = LEAST
+) -> list[tuple[str, int, int]]:
     """Cut the ranges of topics, first and last index each, into about `tasks` pieces of about the
-    same size; small ones are left whole, and no index is left out or doubled."""
+    same size, and of about `least` events or more; no index is left out or doubled."""
     total = sum(last - first + 1 for first, last in sizes.values())
     share = max(-(-total // max(tasks, 1)), 1)
-    if total // share > 1 and share < LEAST:
-        share = LEAST
+    if total // share > 1 and share < least:
+        share = least
     pieces = []
     for topic, (first, last) in sizes.items():
         count = last - first + 1

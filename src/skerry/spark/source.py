@@ -31,7 +31,7 @@ from skerry.spark.decode import Decoder, check_schema, default_schema
 from skerry.spark.fetch import Fetch, Range, aged_out
 from skerry.spark.logs import Log, Logs
 from skerry.spark.options import Place, SourceOptions, read_sink, read_source
-from skerry.spark.plan import Bounds, cut, narrow
+from skerry.spark.plan import LEAST, Bounds, cut, narrow
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -145,7 +145,7 @@ class BatchReader(TaskReader, DataSourceReader):
             tasks = options.partitions or os.cpu_count() or 2
             pieces = [
                 Piece(logs.addresses, range_of(options, logs.in_fabric, *piece))
-                for piece in cut(ranges, tasks)
+                for piece in cut(ranges, tasks, 1 if options.partitions else LEAST)
             ]
         return list(pieces) or [InputPartition(None)]
 

@@ -34,7 +34,7 @@ from skerry.model.promotion import is_forked
 from skerry.spark.fetch import aged_out
 from skerry.spark.logs import Log, Logs
 from skerry.spark.options import Place, SourceOptions
-from skerry.spark.plan import admit, cut
+from skerry.spark.plan import LEAST, admit, cut
 from skerry.spark.source import Piece, TaskReader, place_of, range_of
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class StreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAvailableN
         tasks = self.options.partitions or min(-(-total // TASK), MOST_TASKS)
         return [
             Piece(logs.addresses, range_of(self.options, logs.in_fabric, *piece))
-            for piece in cut(ranges, tasks)
+            for piece in cut(ranges, tasks, 1 if self.options.partitions else LEAST)
         ]
 
     def stop(self) -> None:
