@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 import skerry.spark
 from skerry.testing import LocalSite
@@ -31,12 +32,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(2 * PATIENCE))
 
 
-@pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
-    """A session with two cores and nothing to spare."""
-    session = skerry.spark.session("tests", master="local[2]", memory="700m", config=SMALL)
-    yield session
-    session.stop()
+@pytest.fixture(scope="session", autouse=True)
+def end_of_spark() -> Iterator[None]:
+    """Stop what the last test left."""
+    yield
+    if (session := SparkSession.getActiveSession()) is not None:
+        session.stop()
+
+
+@pytest.fixture
+def spark() -> Any:
+    """A session with two cores and nothing to spare: the one of the test before, unless that one
+    stopped it, as pipelines do at their end."""
+    return skerry.spark.session("tests", master="local[2]", memory="700m", config=SMALL)
 
 
 @pytest.fixture
