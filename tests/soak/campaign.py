@@ -308,23 +308,26 @@ class Campaign:
                 self.note(f"healed {fault.site} {fault.other}")
                 return True
             case _:
-                return await self._move(fault.other, fault.site)
+                return await self._ask(fault)
 
-    async def _move(self, topic: str, to: str) -> bool:
+    async def _ask(self, fault: Fault) -> bool:
+        """Have a topic moved, or a site drained."""
         there = [name for name, site in self._sites.items() if site.is_ready]
         if not there:
             return False
 
-        async def move(via: str) -> str:
+        async def ask(via: str) -> str:
             try:
                 async with asyncio.timeout(30), self._admin(via, 10) as admin:
-                    entry = await admin.move_topic(topic, to)
+                    if fault.kind == "drain":
+                        return f"drained: {await admin.drain_site(fault.site)}"
+                    entry = await admin.move_topic(fault.other, fault.site)
                     return f"moved to {entry.home} in epoch {entry.epoch}"
             except (SkerryError, TimeoutError) as error:
                 return f"failed: {type(error).__name__}: {error}"
 
-        outcome = await self._places[there[0]].run(move(there[0]))
-        self.note(f"move of {topic} to {to} via {there[0]}: {outcome}")
+        outcome = await self._places[there[0]].run(ask(there[0]))
+        self.note(f"{fault.kind} {fault.site} {fault.other} via {there[0]}: {outcome}")
         self._moves[outcome.split()[0].rstrip(":")] += 1
         return True
 

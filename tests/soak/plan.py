@@ -90,4 +90,16 @@ def draw(
         length = 0.0 if kind == "kill-engine" else round(rng.uniform(*span), 2)
         away[site] = max(away[site], at + length + RECOVERY)
         faults.append(Fault(round(at, 2), kind, site, length, other))
+    return _with_drain(rng, faults, sites)
+
+
+def _with_drain(rng: random.Random, faults: list[Fault], sites: Sequence[str]) -> list[Fault]:
+    """The first move becomes the drain of a site, where enough are left: a topic has three members,
+    and a drained site takes none again."""
+    if len(sites) > 3:
+        site = rng.choice(sites[1:])
+        for place, fault in enumerate(faults):
+            if fault.kind == "move":
+                faults[place] = Fault(fault.at, "drain", site)
+                break
     return faults

@@ -133,7 +133,11 @@ class Fabric(Listener):
         control.open()
         self.links.start(self.store)
         await self.outbox.open()
-        await self._settle(FIRST_CONTACT)
+        try:
+            await self._settle(FIRST_CONTACT)
+        except (SkerryError, Down) as error:  # an engine that died just now has not all logs yet
+            log.warning("not settled yet: %s", error)
+            self._again = True
         self.copies.start()
         self._upkeep.start()
         if self._settings.deliver_plain:
