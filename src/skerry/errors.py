@@ -5,12 +5,15 @@
     │   ├── BadName               a topic or subscription name that cannot be one
     │   ├── BadIndex              an index that is negative or no whole number
     │   ├── BadSetting            a setting out of range, or two that contradict
+    │   ├── BadQuery              a query that cannot be read; `column` says where
+    │   ├── BadMetadata           a feed's metadata, or a change of it, that cannot be taken
     │   └── EventTooLarge         payload and headers exceed the topic's or engine's limit
     ├── TopicError
     │   ├── UnknownTopic          no such topic at this site
     │   ├── TopicExists           it exists with other settings
     │   ├── TopicOverlap          its name lies inside, or around, another topic
     │   └── DurabilityUnavailable the topic demands what its site does not give
+    ├── UnknownFeed               no feed of that id
     ├── IndexUnavailable
     │   ├── AgedOut               below the first kept index, or expired
     │   └── NotYet                above the latest index
@@ -77,6 +80,19 @@ class BadSetting(InputError):
     """A setting that is out of range or contradicts another."""
 
 
+class BadQuery(InputError):
+    """A query that cannot be read. `column` and `line` say where, both counted from 1."""
+
+    def __init__(self, what: str, advice: str = "", line: int = 1, column: int = 1) -> None:
+        super().__init__(what, advice)
+        self.line = line
+        self.column = column
+
+
+class BadMetadata(InputError):
+    """A feed's metadata, or a change of it, that cannot be taken. Nothing was changed."""
+
+
 class EventTooLarge(InputError):
     """Payload and headers are larger than the topic or the engine takes."""
 
@@ -116,6 +132,12 @@ class DurabilityUnavailable(TopicError):
     """The topic demands a durability that its site does not give."""
 
     exit_code = 4
+
+
+class UnknownFeed(SkerryError):
+    """No feed of that id is registered."""
+
+    exit_code = 3
 
 
 class IndexUnavailable(SkerryError):
