@@ -27,7 +27,7 @@ import uvloop
 import skerry
 from bench.site import READY, Spec
 from bench.stage import STARTING, end
-from skerry.client.services import ask
+from skerry.engine.answers import ask
 from skerry.model.promotion import State
 from skerry.testing.wan import Wan
 

@@ -134,6 +134,12 @@ class DurabilityUnavailable(TopicError):
     exit_code = 4
 
 
+class FeedTaken(SkerryError):
+    """A feed of that id belongs to another owner."""
+
+    exit_code = 4
+
+
 class UnknownFeed(SkerryError):
     """No feed of that id is registered."""
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from skerry.errors import UnknownFeed
 from skerry.query import Difference, Query, QueryIndex, parse
 from tests.unit import naive_queries as naive
 

@@ -44,6 +44,10 @@ MaxAge = Annotated[
 MaxEventBytes = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Refuse events that are larger.")
 ]
+KeepLast = Annotated[
+    str | None,
+    typer.Option(metavar="N", help="Keep the newest N events of each sub-topic; 1: its state."),
+]
 _FABRIC = "Fabric"
 Home = Annotated[
     list[str] | None,
@@ -102,6 +106,7 @@ def create(
     max_bytes: MaxBytes = None,
     max_age: MaxAge = None,
     max_event_bytes: MaxEventBytes = None,
+    keep_last: KeepLast = None,
     durability: Annotated[
         Durability,
         typer.Option(help="What an acknowledged event survives: kill -9, or also a power cut."),
@@ -119,7 +124,7 @@ def create(
 
     When a limit is reached the oldest events age out; without one it keeps everything. Creating it
     again with the same settings changes nothing."""
-    settings = _settings(max_events, max_bytes, max_age, max_event_bytes)
+    settings = _settings(max_events, max_bytes, max_age, max_event_bytes, keep_last)
     settings |= _placement(replicas, spread, ack, on_partition)
     if home is not None:
         settings["home"] = names(home)
@@ -200,6 +205,7 @@ def change(
     max_bytes: MaxBytes = None,
     max_age: MaxAge = None,
     max_event_bytes: MaxEventBytes = None,
+    keep_last: KeepLast = None,
     durability: Annotated[
         Durability | None, typer.Option(help="What an acknowledged event survives.")
     ] = None,
@@ -217,7 +223,7 @@ def change(
     A lower limit ages out the oldest events at once. --home is a wish for the next home; `skerry
     topic move` moves a topic now. Needs the administrator's credentials, which
     the data folder holds."""
-    changes = _settings(max_events, max_bytes, max_age, max_event_bytes)
+    changes = _settings(max_events, max_bytes, max_age, max_event_bytes, keep_last)
     changes |= _placement(replicas, spread, ack, on_partition)
     if home is not None:
         changes["prefer"] = names(home)
@@ -275,11 +281,17 @@ def keeps(settings: TopicSettings) -> str:
         limits.append(show_size(settings.max_bytes))
     if settings.max_age is not None:
         limits.append(show_duration(settings.max_age))
+    if settings.keep_last is not None:
+        limits.append(f"{settings.keep_last:,} of each sub-topic")
     return ", ".join(limits) or "everything"
 
 
 def _settings(
-    max_events: str | None, max_bytes: str | None, max_age: str | None, max_event_bytes: str | None
+    max_events: str | None,
+    max_bytes: str | None,
+    max_age: str | None,
+    max_event_bytes: str | None,
+    keep_last: str | None,
 ) -> dict[str, Any]:
     """The limits that were given; None for the ones to lift."""
     given = {
@@ -287,6 +299,7 @@ def _settings(
         "max_bytes": (max_bytes, parse_size),
         "max_age": (max_age, parse_duration),
         "max_event_bytes": (max_event_bytes, parse_size),
+        "keep_last": (keep_last, _whole),
     }
     return {
         name: None if text == "none" else parse(text)

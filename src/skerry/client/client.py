@@ -13,13 +13,13 @@ from collections.abc import (
 )
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import msgspec
 
-from skerry.client.services import ask
 from skerry.config import DUPLICATE_WINDOW, ClientSettings, check_timeout
 from skerry.engine.address import Address, find_address
+from skerry.engine.answers import ask
 from skerry.engine.binary import check_version, parse_version
 from skerry.engine.jetstream import JetStream
 from skerry.engine.wire import Connection
@@ -31,6 +31,9 @@ from skerry.errors import (
     SkerryError,
     Unavailable,
 )
+from skerry.feeds.feed import FeedHandle, FeedKeeper
+from skerry.feeds.subscription import WINDOW as QUERY_WINDOW
+from skerry.feeds.subscription import QuerySubscription
 from skerry.log.append import Publisher
 from skerry.log.follow import Subscription
 from skerry.log.frames import new_id
@@ -39,8 +42,10 @@ from skerry.log.read import Reader
 from skerry.log.route import Routes
 from skerry.log.topics import Topics
 from skerry.model.control import (
+    FeedsRequest,
     LinkInfo,
     MoveRequest,
+    QueryAnswer,
     SiteInfo,
     SiteName,
     SiteStatus,
@@ -48,6 +53,7 @@ from skerry.model.control import (
     TopicRequest,
 )
 from skerry.model.event import Event, check_id
+from skerry.model.feeds import Feed, Metadata
 from skerry.model.names import check_topic
 from skerry.model.topic import Ack, Durability, OnPartition, Topic, TopicSettings
 
@@ -91,23 +97,30 @@ MOVE_TIME = 90.0
 """Seconds that a move may take: the new home gets the whole log first."""
 
 
-class Subscribing:
+class _Closable(Protocol):
+    async def close(self) -> None: ...
+
+
+S = TypeVar("S", bound=_Closable)
+
+
+class Opening(Generic[S]):
     """A subscription about to open: await it, or use it in `async with`."""
 
-    def __init__(self, opening: Coroutine[Any, Any, Subscription]) -> None:
+    def __init__(self, opening: Coroutine[Any, Any, S]) -> None:
         self._opening = opening
-        self._subscription: Subscription | None = None
+        self._opened: S | None = None
 
-    def __await__(self) -> Generator[Any, Any, Subscription]:
+    def __await__(self) -> Generator[Any, Any, S]:
         return self._opening.__await__()
 
-    async def __aenter__(self) -> Subscription:
-        self._subscription = await self._opening
-        return self._subscription
+    async def __aenter__(self) -> S:
+        self._opened = await self._opening
+        return self._opened
 
     async def __aexit__(self, *error: object) -> None:
-        if self._subscription is not None:
-            await self._subscription.close()
+        if self._opened is not None:
+            await self._opened.close()
 
 
 class _Opened:
@@ -120,6 +133,9 @@ class _Opened:
         self.reader = Reader(self.jetstream, self.routes)
         self.topics = Topics(self.jetstream, site)
         self.writers: dict[tuple[str, Ack | None], Publisher] = {}
+        self.feeds = FeedKeeper(
+            self.jetstream, lambda topic: Publisher(connection, self.routes, topic)
+        )
 
 
 class Client:
@@ -159,6 +175,7 @@ class Client:
     async def close(self) -> None:
         """Close the connection; publishers and subscriptions end."""
         if self._opened is not None:
+            await self._opened.feeds.close()
             await self._opened.connection.close()
 
     @property
@@ -187,6 +204,7 @@ class Client:
         max_bytes: int | None = None,
         max_age: float | None = None,
         max_event_bytes: int | None = None,
+        keep_last: int | None = None,
         durability: Durability = "process",
         home: str | Sequence[str] = (),
         replicas: int = 0,
@@ -203,6 +221,7 @@ class Client:
             max_bytes=max_bytes,
             max_age=max_age,
             max_event_bytes=max_event_bytes,
+            keep_last=keep_last,
             durability=durability,
             prefer=(home,) if isinstance(home, str) else tuple(home),
             replicas=replicas,
@@ -360,7 +379,7 @@ class Client:
         durable: str | None = None,
         window: int | None = None,
         ack_wait: float = 30.0,
-    ) -> Subscribing:
+    ) -> Opening[Subscription]:
         """Follow a topic and its sub-topics: `async with client.subscribe("t") as events`, or
         `events = await client.subscribe("t")` and close it yourself.
 
@@ -369,7 +388,7 @@ class Client:
         what is not acknowledged within `ack_wait` seconds comes again. At most `window` events are
         in flight (by default 16384, or 1024 of a durable subscription).
         """
-        return Subscribing(
+        return Opening(
             self._open.reader.subscribe(
                 topic,
                 from_index=from_index,
@@ -383,6 +402,54 @@ class Client:
     async def unsubscribe(self, topic: str, durable: str) -> None:
         """Remove a durable subscription for good."""
         await self._open.reader.unsubscribe(topic, durable)
+
+    # Feeds and queries
+
+    async def feed(
+        self,
+        metadata: Metadata | None = None,
+        *,
+        id: str | None = None,
+        topic: str | None = None,
+        permanent: bool = False,
+        owner: str | None = None,
+    ) -> FeedHandle:
+        """Register a feed, which others find by query: `async with await client.feed({…}) as feed`,
+        then `await feed.publish(data)` and `await feed.set({"Location/Room": "415"})`.
+
+        It publishes to a log of its site, or to `topic`. It goes when its block ends, or when its
+        client vanishes, half a minute later; a `permanent` one stays until it is removed. A feed
+        has an `owner`, by default this client: who wants to go on with it later, with the same
+        `id`, names itself.
+        """
+        return await self._open.feeds.register(
+            metadata or {}, id=id, topic=topic, permanent=permanent, owner=owner
+        )
+
+    async def feeds(self, query: str | None = None) -> list[Feed]:
+        """The feeds of all sites that match a query, or all, by id."""
+        found: list[Feed] = []
+        while True:
+            request = FeedsRequest(query=query, after=found[-1].id if found else "")
+            data = await self._ask("open.feed.list", request)
+            answer = msgspec.json.decode(data, type=QueryAnswer)
+            found += answer.feeds
+            if not answer.more:
+                return found
+
+    def query(
+        self, text: str, *, from_time: datetime | None = None, window: int = QUERY_WINDOW
+    ) -> Opening[QuerySubscription]:
+        """Subscribe by query: `async with client.query('Room = "410"') as found`, then `async for
+        item in found`. It yields `Joined`, `Left`, `Received` (an event) and `Missed`.
+
+        `from_time` begins with what the feeds that match now published since.
+        """
+        opened = self._open
+        subscription = QuerySubscription(
+            opened.jetstream, opened.routes, opened.reader, text, from_time=from_time, window=window
+        )
+        return Opening(subscription.open())
 
     # The fabric
 

@@ -142,6 +142,10 @@ class Store(Listener):
             for key, entry in self._groups.get(prefix, {}).items()
         }
 
+    def keys(self, prefix: str) -> list[str]:
+        """The rest of all keys that begin with `prefix`, which ends with a dot."""
+        return [key[len(prefix) :] for key in self._groups.get(prefix, ())]
+
     def watch(self, prefix: str, watcher: Watcher) -> None:
         """Call `watcher(key, value)` for each change from now on; None: the key is gone."""
         self._watchers.append((prefix, watcher))

@@ -1,13 +1,22 @@
-"""What a service answered: its result, or its error raised here."""
+"""Ask the agent of a site: what a service answered is returned, or its error raised here."""
 
 from __future__ import annotations
 
 import msgspec
 
 from skerry import errors
+from skerry.engine.jetstream import JetStream
 from skerry.engine.wire import NO_RESPONDERS, Reply
 from skerry.errors import SkerryError, Unavailable
 from skerry.model.control import Answer
+
+
+async def ask(
+    jetstream: JetStream, site: str, name: str, body: object = None, timeout: float | None = None
+) -> bytes:
+    """Ask a service of `site`; return its answer as JSON, or raise the error it answered with."""
+    reply = await jetstream.ask(f"_sk.{site}.{name}", msgspec.json.encode(body), timeout=timeout)
+    return open_answer(reply)
 
 
 def open_answer(reply: Reply) -> bytes:

@@ -98,7 +98,9 @@ def rights(site: str, user: str, in_fabric: bool = False) -> dict[str, Any] | No
             write = ["s.>", f"o.{site}.>", "_sk.*.open.>", "$JS.*.API.DIRECT.GET.*"]
         return {
             "publish": {"allow": [*write, f"_sk.{site}.open.>", "$JS.ACK.>", *api]},
-            "subscribe": {"allow": [inbox, "t.>", f"_sk.{site}.news.>"]},
+            "subscribe": {
+                "allow": [inbox, "t.>", "f.>", f"_sk.{site}.news.>", f"_sk.{site}.query.>"]
+            },
         }
     if user == "plain":
         return {
@@ -131,6 +133,7 @@ def _addressed_to(site: str, sender: str) -> list[str]:
     return [
         f"s.{site}.>", f"_INBOX.{site}.>", f"$JS.M.{site}.>", "$JS.ACK.>", "$JS.FC.>", "$JSC.R.*",
         f"_sk.{site}.open.>", f"_sk.{site}.peer.>", f"_sk.{site}.beat.{sender}",
+        f"f.{sender}.>",
         *[f"$JS.{site}.API.{call}" for call in LINK_API],
     ]  # fmt: skip
 

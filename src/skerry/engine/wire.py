@@ -335,7 +335,9 @@ class Connection:
         """What `subject` is called at another site: inboxes and news bear the site's name."""
         here, there = self.address.site.encode(), address.site.encode()
         subject = subject.replace(self.inbox.encode(), self._inbox_at(address).encode(), 1)
-        return subject.replace(b"_sk.%b.news." % here, b"_sk.%b.news." % there, 1)
+        for told in (b"_sk.%b.news.", b"_sk.%b.query."):
+            subject = subject.replace(told % here, told % there, 1)
+        return subject
 
     def _inbox_at(self, address: Address) -> str:
         return f"_INBOX.{address.site}.{address.user or 'x'}.{self._token}"

@@ -94,7 +94,7 @@ class Copies:
 
     def names(self) -> list[str]:
         """All topics of the fabric, as far as this site knows."""
-        return [entry.name for entry in self._store.all("topic.", TopicEntry).values()]
+        return [name for name in map(topic_of_stream, self._store.keys("topic.")) if name]
 
     def owner(self, topic: str) -> TopicEntry | None:
         """The entry of the topic that holds `topic`, itself or one that it is a sub-topic of."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -100,6 +101,8 @@ class Fabric(Listener):
         if self.leads:
             self.leader = Leader(self.site, self.store, self.links, self.ask, settings.silence)
         self.admission = Admission(membership, folder, self.store, self.links)
+        self.on_link_up: list[Callable[[str], None]] = []
+        """Called with the peer's name when a link is up."""
         self._control: Control | None = None
         self._since = datetime.now(UTC)
         self._recovering: asyncio.Task[None] | None = None
@@ -283,6 +286,8 @@ class Fabric(Listener):
         self.copies.following.on_link(peer, is_up)
         if is_up:
             self.outbox.on_link(peer)
+            for told in self.on_link_up:
+                told(peer)
         self._tasks.spawn(self._report(peer, is_up, how))
         if peer == self.store.origin:
             if is_up:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from skerry.fabric.relay import UPSTREAM, source_api
-from skerry.log.topics import PLAIN_DELIVERY, log_config, stream_config
+from skerry.log.topics import PLAIN_DELIVERY, delivery, log_config, stream_config
 from skerry.model.fabric import TopicEntry
 from skerry.model.names import outbox_subject, stored_subject, stream_of
 from skerry.model.promotion import Copy
@@ -89,8 +89,8 @@ def home_config(
     site = local.copy.site
     config = stream_config(site, entry.name, entry.settings, entry.epoch)
     config["metadata"] = _metadata(local, entry, fabric)
-    if deliver_plain:
-        config["republish"] = PLAIN_DELIVERY
+    if (told := delivery(entry.name, site, deliver_plain)) is not None:
+        config["republish"] = told
     if local.sources:
         stored = stored_subject(entry.name)
         config["sources"] = [

@@ -184,10 +184,11 @@ class Publisher(Listener):
         headers: Mapping[str, str] | None = None,
         lifespan: float | None = None,
         id: str | None = None,
+        mark: bytes = b"",
     ) -> asyncio.Future[int]:
         """Send one event; return the future of its index. Waits only for room in the window.
 
-        `topic` names a sub-topic of the publisher's topic.
+        `topic` names a sub-topic of the publisher's topic; `mark` is a header of Skerry's.
         """
         if type(data) is not bytes:
             data = payload_of(data)
@@ -210,7 +211,7 @@ class Publisher(Listener):
             topic = self._topic if topic is None else self._sub_topic(topic)
             head = b"NATS/1.0\r\nNats-Msg-Id:%b\r\n%b\r\n" % (
                 b"%b-%d" % (self._name, number) if id is None else check_id(id).encode(),
-                extra_headers(headers, key, lifespan),
+                mark + extra_headers(headers, key, lifespan),
             )
             size = len(head)
             frame = b"HPUB %b%b %b%d %d %d\r\n%b%b\r\n" % (

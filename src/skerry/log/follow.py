@@ -259,11 +259,14 @@ class Subscription(Listener):
                 raise unknown_topic(self.topic) from None
             raise
 
-    async def _first_index(self) -> int:
+    async def _info(self) -> dict[str, Any]:
         info = await self._jetstream.stream(self._stream)
         if info is None:
             raise unknown_topic(self.topic)
-        return max(int(info["state"]["first_seq"]), 1)
+        return info
+
+    async def _first_index(self) -> int:
+        return max(int((await self._info())["state"]["first_seq"]), 1)
 
     def _filters(self) -> list[str]:
         subject = stored_subject(self.topic)

@@ -111,8 +111,10 @@ class LiveSubscription(Subscription):
         unread? Hand nothing on before that is known. For a sub-topic skipped indexes are the
         rule, and the log cannot tell what would have matched."""
         try:
-            first = await self._first_index()
-            if first > (missing := min(self._suspects)):
+            info = await self._info()
+            first = max(int(info["state"]["first_seq"]), 1)
+            keeps_last = info["config"].get("max_msgs_per_subject", -1) > 0
+            if not keeps_last and first > (missing := min(self._suspects)):
                 raise AgedOut(
                     f"events from {missing} to {first - 1} of {self.topic} aged out before this "
                     "subscription read them",

@@ -28,7 +28,10 @@ from skerry.model.names import (
 )
 from skerry.model.quantities import check_index
 
-_META = (b"Nats-Stream:", b"Nats-Subject:", b"Nats-Sequence:", b"Nats-Time-Stamp:")
+_META = (
+    b"Nats-Stream:", b"Nats-Subject:", b"Nats-Sequence:", b"Nats-Time-Stamp:",
+    b"Nats-Last-Sequence:", b"Nats-Num-Pending:",
+)  # fmt: skip
 
 
 class Reader:
@@ -196,13 +199,14 @@ class Reader:
             if reply.status == 404:
                 return None
             if not reply.status:
-                return _stored(reply.head, reply.data)
+                return stored_event(reply.head, reply.data)
             await self._look_again(topic)  # 503: deleted since; perhaps another topic holds it
         raise unknown_topic(topic)
 
 
-def _stored(head: bytes, data: bytes) -> Event:
-    """An event as direct get answers it: its place stands in the headers."""
+def stored_event(head: bytes, data: bytes) -> Event:
+    """An event as direct get answers it, or as it is delivered beside its log: its place stands in
+    the headers."""
     fields = parse_headers(head)
     own = [line for line in head.split(b"\r\n") if line and not line.startswith(_META)]
     nanoseconds = timestamp_of(fields["Nats-Time-Stamp"])

@@ -30,6 +30,7 @@ from skerry.errors import (
 )
 from skerry.model.names import (
     check_topic,
+    is_feed_log,
     is_within,
     stream_of,
     topic_of_stream,
@@ -41,6 +42,15 @@ NANO = 1_000_000_000
 
 PLAIN_DELIVERY = {"src": "e.>", "dest": "t.>"}
 """Have the engine publish each stored event on `t.<topic>` as well."""
+
+
+def delivery(name: str, home: str, deliver_plain: bool) -> dict[str, str] | None:
+    """What the engine at a topic's home publishes beside storing: a feed log's events to those who
+    subscribe by query, at whichever site; other topics' to plain clients of this site."""
+    if is_feed_log(name):
+        return {"src": "e.>", "dest": f"f.{home}.>"}
+    return PLAIN_DELIVERY if deliver_plain else None
+
 
 _OF_FABRICS = ("replicas", "prefer", "spread", "ack", "on_partition")
 _SETTLED = ("subjects", "republish")
@@ -130,7 +140,8 @@ class Topics:
 
     def _stream_config(self, name: str, settings: TopicSettings) -> dict[str, Any]:
         config = stream_config(self._site, name, settings)
-        return {**config, "republish": PLAIN_DELIVERY} if self._deliver_plain else config
+        told = delivery(name, self._site, self._deliver_plain)
+        return {**config, "republish": told} if told else config
 
     def _check_durability(self, settings: TopicSettings) -> None:
         if settings.durability == "power" and self._durability != "power":
@@ -205,6 +216,7 @@ def log_config(settings: TopicSettings) -> dict[str, Any]:
         "max_bytes": settings.max_bytes or -1,
         "max_age": int((settings.max_age or 0) * NANO),
         "max_msg_size": settings.max_event_bytes or -1,
+        "max_msgs_per_subject": settings.keep_last or -1,
         "duplicate_window": int(DUPLICATE_WINDOW * NANO),
         "allow_direct": True,
         "allow_msg_ttl": True,
@@ -231,6 +243,7 @@ def topic_of(info: dict[str, Any]) -> Topic:
         max_bytes=_limit(config["max_bytes"]),
         max_age=config["max_age"] / NANO if config["max_age"] else None,
         max_event_bytes=_limit(config.get("max_msg_size", -1)),
+        keep_last=_limit(config.get("max_msgs_per_subject", -1)),
         durability=metadata.get(_DURABILITY, "process"),
     )
     return Topic(

@@ -10,6 +10,11 @@ from typing import Any
 
 import msgspec
 
+from skerry.model.feeds import Feed
+
+FEED_LEASE = 30.0
+"""Seconds that a feed stays when its owner says nothing."""
+
 
 class Fault(msgspec.Struct):
     """An error as it travels; `kind` names a class of `skerry.errors`."""
@@ -147,3 +152,80 @@ class LinkInfo(msgspec.Struct, frozen=True, kw_only=True):
     out_bytes: int
     in_msgs: int
     out_msgs: int
+
+
+class RegisterRequest(msgspec.Struct, kw_only=True):
+    """Asks for a feed, or to have one as this says. Without an id it gets one, without a topic a
+    sub-topic of the site's feed log."""
+
+    owner: str
+    id: str | None = None
+    topic: str | None = None
+    metadata: dict[str, Any] = {}
+    permanent: bool = False
+    lease: float = FEED_LEASE
+
+
+class ChangeRequest(msgspec.Struct, kw_only=True):
+    """Asks to change a feed's metadata: what changes, and null for what goes."""
+
+    owner: str
+    id: str
+    change: dict[str, Any]
+
+
+class RemoveRequest(msgspec.Struct, kw_only=True):
+    """Asks to remove a feed."""
+
+    owner: str
+    id: str
+
+
+class RenewRequest(msgspec.Struct, kw_only=True):
+    """Says that an owner is there. The answer names its feeds at this site."""
+
+    owner: str
+    lease: float = FEED_LEASE
+
+
+class FeedsRequest(msgspec.Struct, kw_only=True):
+    """Asks for the feeds that match a query, or all, behind an id."""
+
+    query: str | None = None
+    after: str = ""
+
+
+class QueryRequest(msgspec.Struct, kw_only=True):
+    """Asks for a query's result, and to be told of differences; or, with its key, not to forget
+    that. `holder` names the subscriber."""
+
+    holder: str
+    text: str = ""
+    key: str = ""
+    after: str = ""
+
+
+class QueryAnswer(msgspec.Struct, kw_only=True):
+    """A query's result, or a page of it: then `more` is true, and the next one begins behind the
+    last id. Differences from number `number` + 1 on are not in it."""
+
+    key: str
+    number: int
+    feeds: list[Feed]
+    more: bool = False
+
+
+class Differences(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Which feeds joined or left a query's result. Numbers have no gaps."""
+
+    number: int
+    joined: list[Feed] = []
+    left: list[Feed] = []
+
+
+class CheckRequest(msgspec.Struct, kw_only=True):
+    """Asks, once the site knows that version of a feed, whether the feed matches a query."""
+
+    key: str
+    feed: str
+    version: int

@@ -13,6 +13,7 @@ from skerry.model.names import topic_of_subject
 ID_HEADER = "Nats-Msg-Id"
 KEY_HEADER = "Skerry-Key"
 LIFESPAN_HEADER = "Nats-TTL"
+VERSION_HEADER = b"Skerry-Feed-Version"
 _OWN = ("nats-", "skerry-", "nmqtt-")
 _BLANK = b""
 
@@ -81,6 +82,15 @@ class Event(msgspec.Struct, gc=False, eq=False):
     def id(self) -> str | None:
         """The id that makes it exactly-once; None from plain clients that sent none."""
         return self._all().get(ID_HEADER)
+
+    @property
+    def feed_version(self) -> int:
+        """Which version of its feed's metadata it was published under; 0: it says none."""
+        start = self._head.find(VERSION_HEADER)
+        if start < 0:
+            return 0
+        text = self._head[start + len(VERSION_HEADER) :].partition(b"\r")[0].lstrip(b": ")
+        return int(text) if text.isdigit() else 0
 
     @property
     def redelivered(self) -> bool:

@@ -19,6 +19,8 @@ from typing import Any
 import msgspec
 
 from skerry.errors import BadMetadata
+from skerry.model.event import Event
+from skerry.model.names import feed_log
 
 Scalar = str | int | float | bool
 Value = Scalar | list[Scalar]
@@ -43,15 +45,15 @@ RESERVED = "skerry/"
 PAYLOAD = "payload"
 """Means an event's content in a query."""
 
-OWNER, TOPIC = "skerry/owner", "skerry/topic"
+OWNER, TOPIC, SITE = "skerry/owner", "skerry/topic", "skerry/site"
 """What Skerry itself says of every feed, so that queries can ask for it."""
 
 _MIN_INT, _MAX_INT = -(2**63), 2**64 - 1
 _NUMBER_BYTES = 8
 
 
-class Feed(msgspec.Struct, frozen=True, kw_only=True):
-    """One publisher's stream."""
+class Feed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One publisher's stream, as it is known."""
 
     id: str
     """A UUID, as text in lower case."""
@@ -59,11 +61,67 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     """Who registered it: only they change or remove it."""
     topic: str
     """Where its events are published."""
+    site: str
+    """Where it was registered."""
     metadata: Metadata = {}
+    permanent: bool = False
+    """Whether it stays although nobody renews it."""
+    version: int = 1
+    """Grows with each change."""
+    since: int = 0
+    """When it was registered first, in nanoseconds since 1970."""
+    at: int = 0
+    """The index of its newest event when it became what it is; later events are behind that."""
+    removed: bool = False
+    """Said once, when it goes."""
 
     def described(self) -> Metadata:
-        """What queries see: the metadata, and Skerry's own keys."""
-        return {**self.metadata, OWNER: self.owner, TOPIC: self.topic}
+        """What queries see: the metadata, and Skerry's own keys. The topic only if it was chosen:
+        each feed of a feed log has another one."""
+        own: Metadata = {OWNER: self.owner, SITE: self.site}
+        if self.topic != f"{feed_log(self.site)}/{self.id}":
+            own[TOPIC] = self.topic
+        return {**self.metadata, **own}
+
+
+def takes_over(new: Feed, held: Feed) -> bool:
+    """Whether what one site says of a feed counts more than what another says. An owner may go to
+    another site with a feed; between two owners the one that registered first wins."""
+    if new.site == held.site:
+        return (new.since, new.version) >= (held.since, held.version)
+    if new.removed:
+        return False
+    if new.owner == held.owner:
+        return (new.version, new.site) > (held.version, held.site)
+    return (new.since, new.owner) < (held.since, held.owner)
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """A feed belongs to a query's result from now on."""
+
+    feed: Feed
+
+
+class Left(msgspec.Struct, frozen=True):
+    """A feed does not belong to a query's result any more."""
+
+    feed: Feed
+
+
+class Received(msgspec.Struct, frozen=True):
+    """An event of a feed that matches."""
+
+    feed: Feed
+    event: Event
+
+
+class Missed(msgspec.Struct, frozen=True):
+    """Events of a feed that matches aged out before this subscriber took them."""
+
+    feed: Feed
+    first: int
+    last: int
+    """Between these indexes, both included, there was at least one event."""
 
 
 def check_id(id: str) -> str:

@@ -9,6 +9,7 @@ one-to-one, so that a name can be read back from a subject or a stream:
     outbox           o.<site>.building.soda.410 kept at the publisher's site until the home has it
     plain publish    p.building.soda.410        MQTT: p/building/soda/410
     delivery         t.building.soda.410        MQTT: t/building/soda/410
+    feed delivery    f.<home>.feeds.<site>.log.<feed>     what subscribers by query listen to
     stream           t~building~soda~410
 
 A token holds letters, digits, `_` and `-`. That leaves out what means something to the engine
@@ -105,6 +106,39 @@ def topic_of_stream(stream: str) -> str | None:
     if not stream.startswith(STREAM_PREFIX):
         return None
     return stream[len(STREAM_PREFIX) :].replace("~", "/")
+
+
+def feed_log(site: str) -> str:
+    """The topic that keeps the events of feeds that were registered at `site`, each feed's in a
+    sub-topic of its own."""
+    return f"feeds/{site}/log"
+
+
+def feed_records(site: str) -> str:
+    """The topic that keeps what is known of the feeds that were registered at `site`."""
+    return f"feeds/{site}/about"
+
+
+def is_feed_log(topic: str) -> bool:
+    """Whether `topic` is some site's feed log."""
+    tokens = topic.split("/")
+    return len(tokens) == 3 and tokens[0] == "feeds" and tokens[2] == "log"
+
+
+def is_feed_records(topic: str) -> bool:
+    """Whether `topic` holds some site's records of feeds."""
+    tokens = topic.split("/")
+    return len(tokens) == 3 and tokens[0] == "feeds" and tokens[2] == "about"
+
+
+def feed_subject(home: str, topic: str) -> str:
+    """Where the engine at `home` tells those who subscribe by query of an event of `topic`."""
+    return f"f.{home}.{topic.replace('/', '.')}"
+
+
+def differences_subject(site: str, key: str) -> str:
+    """Where the agent of `site` tells which feeds joined or left a query's result."""
+    return f"_sk.{site}.query.{key}"
 
 
 def is_within(topic: str, parent: str) -> bool:

@@ -34,6 +34,8 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Keep an event for at most so many seconds (120 or more; see `lifespan` for less)."""
     max_event_bytes: int | None = None
     """Refuse an event whose payload and headers together are larger."""
+    keep_last: int | None = None
+    """Of each sub-topic keep only the newest so many events: with 1, its latest state."""
     durability: Durability = "process"
     """`process`: an acknowledged event survives kill -9. `power`: it also survives a power cut;
     only a site that runs with durability `power` takes such a topic."""
@@ -65,7 +67,7 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise BadSetting(f"on_partition is 'stop' or 'continue', not {self.on_partition!r}")
         if len(set(self.prefer)) != len(self.prefer):
             raise BadSetting("a site is named twice among the preferred")
-        for name in ("max_events", "max_bytes", "max_event_bytes"):
+        for name in ("max_events", "max_bytes", "max_event_bytes", "keep_last"):
             value = getattr(self, name)
             if value is None:
                 continue

@@ -37,9 +37,16 @@ from skerry.fabric.demands import settings_of
 from skerry.fabric.fabric import Fabric
 from skerry.fabric.join import Membership, join, site_record
 from skerry.fabric.links import first_wiring
+from skerry.feeds.site import Feeds
 from skerry.log.topics import Topics, topics_of
 from skerry.model.control import SiteStatus, TopicName, TopicRequest
-from skerry.model.names import check_site, topic_of_stream
+from skerry.model.names import (
+    check_site,
+    feed_records,
+    is_feed_records,
+    stream_of,
+    topic_of_stream,
+)
 from skerry.model.topic import Topic, TopicSettings
 from skerry.site.disk import watch_disk
 from skerry.site.mqtt import prepare_mqtt
@@ -79,6 +86,8 @@ class Site:
         self._folder: Folder | None = None
         self._connection: Connection | None = None
         self._control: Control | None = None
+        self._feeds: Feeds | None = None
+        self._own_records: list[str] = []
         self._watches: list[asyncio.Task[None]] = []
         self._membership: Membership | None = None
         self._started = time.monotonic()
@@ -111,6 +120,8 @@ class Site:
         for watch in self._watches:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
+        if self._feeds is not None:
+            await self._feeds.close()
         if self._control is not None:
             await self._control.close()
         if self.fabric is not None:
@@ -184,11 +195,19 @@ class Site:
             await prepare_mqtt(jetstream, mapped)
         self._control = Control(connection, settings.site)
         self._control.is_alone = membership is None
+        own = feed_records(settings.site)
+        if any(info["config"]["name"] == stream_of(own) for info in streams):
+            self._own_records = [own]
         self._serve(self._control, topics)
+        self._feeds = Feeds(settings.site, self._control, self._connect_again, self._feed_topics)
+        self._feeds.serve()
+        if self.fabric is not None:
+            self.fabric.on_link_up.append(self._feeds.on_link)
         if self.fabric is None:
             self._control.open()
         else:
             await self.fabric.start(self._control, streams)
+        self._feeds.start()
         if self._engine is not None:
             self._watches = [
                 asyncio.create_task(self._watch_hang(self._engine, connection)),
@@ -206,6 +225,17 @@ class Site:
         return Fabric(
             self.settings, self._folder, self.ports, membership, self._connection, self._system
         )
+
+    async def _connect_again(self) -> Connection:
+        """One more connection to the own engine, with the same rights."""
+        assert self._connection is not None
+        return await Connection.open(self.address, self._connection.settings, "feeds")
+
+    def _feed_topics(self) -> list[str]:
+        """The topics that hold records of feeds, of every site that is known."""
+        if self.fabric is not None:
+            return [name for name in self.fabric.copies.names() if is_feed_records(name)]
+        return self._own_records
 
     def _serve(self, control: Control, topics: Topics) -> None:
         async def change(request: TopicRequest) -> Topic:

@@ -1,0 +1,119 @@
+"""What the home of a feed's topic holds: asked directly, across a link if it must be.
+
+A copy at the own site would bring all feeds of a log across the link; asking brings one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import msgspec
+
+from skerry.engine.jetstream import JetStream
+from skerry.engine.link import Down
+from skerry.engine.wire import NO_RESPONDERS
+from skerry.errors import Unavailable
+from skerry.log.read import Reader, stored_event
+from skerry.log.route import Routes
+from skerry.model.event import Event, status_of
+from skerry.model.names import stored_subject, stream_of
+
+BATCH = 256
+"""Events that are asked for at a time."""
+ANSWER = 2.0
+"""Seconds without an answer after which the home counts as away."""
+
+_numbers = itertools.count()
+
+
+class Place(NamedTuple):
+    """Where a feed's topic lives: its home, and the topic whose log holds it."""
+
+    home: str
+    owner: str
+
+
+class Homes:
+    """Asks homes."""
+
+    def __init__(self, jetstream: JetStream, routes: Routes, reader: Reader) -> None:
+        self._connection = jetstream.connection
+        self._routes = routes
+        self._reader = reader
+
+    async def place(self, topic: str) -> Place:
+        """Where a topic is. Raises `UnknownTopic`."""
+        entry = await self._routes.find(topic)
+        if entry is not None:
+            return Place(entry.home, entry.name)
+        return Place(self._routes.site, await self._reader.owner(topic))
+
+    async def newest(self, topic: str) -> int:
+        """The index of a feed's newest event; 0: it has none."""
+        place = await self.place(topic)
+        async for event in self._get(place, {"last_by_subj": stored_subject(topic)}):
+            return event.index
+        return 0
+
+    async def latest(self, place: Place) -> int:
+        """The newest index of a whole log."""
+        subject = stored_subject(place.owner)
+        found = 0
+        for asked in (subject, f"{subject}.>"):
+            async for event in self._get(place, {"last_by_subj": asked}):
+                found = max(found, event.index)
+        return found
+
+    async def behind(
+        self, topic: str, index: int, since: datetime | None = None
+    ) -> AsyncIterator[Event]:
+        """The events of a feed behind `index`, or from a time on, up to its newest."""
+        place = await self.place(topic)
+        subject = stored_subject(topic)
+        body: dict[str, Any] = {"next_by_subj": subject, "batch": BATCH}
+        while True:
+            if since is None:
+                body["seq"] = index + 1
+            else:
+                body["start_time"] = since.astimezone(UTC).isoformat().replace("+00:00", "Z")
+            count = 0
+            async for event in self._get(place, body):
+                yield event
+                count, index = count + 1, event.index
+            if count < BATCH:
+                return
+            since = None
+            body.pop("start_time", None)
+
+    async def _get(self, place: Place, body: dict[str, Any]) -> AsyncIterator[Event]:
+        connection = self._connection
+        here = place.home == self._routes.site
+        api = "$JS.API." if here else f"$JS.{place.home}.API."
+        inbox = f"{connection.inbox}.g.{next(_numbers)}"
+        answers: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue()
+        sid = connection.subscribe(inbox, lambda s, r, head, data: answers.put_nowait((head, data)))
+        data = msgspec.json.encode(body)
+        subject = f"{api}DIRECT.GET.{stream_of(place.owner)}".encode()
+        try:
+            if not here:
+                await self._routes.reach([place.home])
+            connection.write(b"PUB %b %b %d\r\n%b\r\n" % (subject, inbox.encode(), len(data), data))
+            while True:
+                async with asyncio.timeout(ANSWER):
+                    head, data = await answers.get()
+                status = status_of(head)
+                if status == NO_RESPONDERS:
+                    raise Unavailable(f"site {place.home} does not answer for {place.owner}")
+                if status:
+                    return  # 204: no more; 404: nothing at all
+                yield stored_event(head, data)
+                if "batch" not in body:
+                    return
+        except (Down, TimeoutError):
+            raise Unavailable(f"site {place.home} does not answer for {place.owner}") from None
+        finally:
+            connection.unsubscribe(sid)

@@ -1,0 +1,452 @@
+"""A site's part in feeds and queries: keeps its own feeds, follows everybody's, tells subscribers.
+
+What is known of a feed is a record in a log of the site where it was registered, and every site has
+a copy of every such log. So a change is written where its publisher is and told everywhere by the
+engines; no other site is needed for it, the coordination site neither (docs/adr/0006-feeds.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from datetime import UTC, datetime
+
+import msgspec
+
+from skerry.engine.jetstream import JetStream
+from skerry.engine.link import Down
+from skerry.engine.wire import Connection
+from skerry.errors import BadSetting, FeedTaken, SkerryError, Unavailable, UnknownTopic
+from skerry.fabric.control import Control
+from skerry.fabric.tasks import Tasks
+from skerry.feeds.home import Homes
+from skerry.feeds.view import View
+from skerry.log.append import Publisher
+from skerry.log.read import Reader
+from skerry.log.route import Routes
+from skerry.model.control import (
+    ChangeRequest,
+    CheckRequest,
+    Differences,
+    FeedsRequest,
+    QueryAnswer,
+    QueryRequest,
+    RegisterRequest,
+    RemoveRequest,
+    RenewRequest,
+    TopicRequest,
+)
+from skerry.model.feeds import Feed, apply, check_change, check_id, check_metadata
+from skerry.model.names import differences_subject, feed_log, feed_records
+from skerry.query.language import parse
+
+log = logging.getLogger("skerry.feeds")
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+KNOW_TIME = 5.0
+"""Seconds to wait until this site knows what it was just told to expect."""
+LOOK = 1.0
+"""Seconds between looks at who has expired."""
+AGAIN = 0.5
+"""Seconds before a log of records that could not be followed is tried again."""
+REMEMBERED = 3600
+"""Seconds that the record of a removed feed stays: for so long it is told to those who were away,
+later they miss it among the records."""
+MAX_OWNER = 128
+
+Names = Callable[[], Iterable[str]]
+
+
+class _Engine:
+    """The own engine over a connection of its own."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        jetstream = JetStream(connection)
+        self.routes = Routes(jetstream)
+        self.reader = Reader(jetstream, self.routes)
+        self.homes = Homes(jetstream, self.routes, self.reader)
+
+    def publisher(self, topic: str) -> Publisher:
+        return Publisher(self.connection, self.routes, topic)
+
+
+class Feeds:
+    """The feeds of one site, and its subscribers' queries.
+
+    `connect` makes one more connection to the own engine; `names` lists the topics that hold
+    records of feeds.
+    """
+
+    def __init__(
+        self,
+        site: str,
+        control: Control,
+        connect: Callable[[], Awaitable[Connection]],
+        names: Names,
+    ) -> None:
+        self.site = site
+        self.view = View(self._tell)
+        self._control = control
+        self._connect = connect
+        self._names = names
+        self._engine: _Engine | None = None
+        self._records: Publisher | None = None
+        self._own: dict[str, Feed] = {}
+        """The feeds registered here, as we last wrote them."""
+        self._leases: dict[str, float] = {}
+        """Owners, and until when they are believed to be there."""
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._following: dict[str, asyncio.Task[None]] = {}
+        self._made: set[str] = set()
+        self._caught_up: dict[str, asyncio.Event] = {}
+        self._waiters: dict[str, list[tuple[int, asyncio.Future[None]]]] = {}
+        self._look_now = asyncio.Event()
+        self._started = asyncio.Event()
+        self._tasks = Tasks("the keeping of feeds")
+
+    def serve(self) -> None:
+        """Answer what is asked about feeds and queries."""
+        control = self._control
+        control.serve("open.feed.register", RegisterRequest, self.register)
+        control.serve("open.feed.set", ChangeRequest, self.change)
+        control.serve("open.feed.remove", RemoveRequest, self.remove)
+        control.serve("open.feed.renew", RenewRequest, self.renew)
+        control.serve("open.feed.list", FeedsRequest, self.list)
+        control.serve("open.query.open", QueryRequest, self.open_query)
+        control.serve("open.query.renew", QueryRequest, self.renew_query)
+        control.serve("open.query.close", QueryRequest, self.close_query)
+        control.serve("open.query.check", CheckRequest, self.check)
+
+    def start(self) -> None:
+        """Begin to follow records."""
+        self._tasks.spawn(self._run())
+
+    async def close(self) -> None:
+        """Stop; feeds stay as they are."""
+        await self._tasks.close()
+        if self._records is not None:
+            self._records.close()
+        if self._engine is not None:
+            await self._engine.connection.close()
+
+    def look(self) -> None:
+        """There may be other logs of records now."""
+        self._look_now.set()
+
+    def on_link(self, peer: str) -> None:
+        """A link is back: what was delivered meanwhile was lost, and subscribers should look."""
+        self._publish(differences_subject(self.site, "link"), peer.encode())
+
+    # Feeds
+
+    async def register(self, request: RegisterRequest) -> Feed:
+        """Register a feed, or have one that is there be as the request says."""
+        id = str(uuid.uuid4()) if request.id is None else check_id(request.id)
+        owner = _check_owner(request.owner)
+        metadata = check_metadata(request.metadata)
+        engine = await self._ready()
+        topic = request.topic or f"{feed_log(self.site)}/{id}"
+        if request.topic is not None:
+            await engine.homes.place(topic)  # says so if there is none
+        await self._make_logs(engine)
+        self._leases[owner] = self._now() + _check_lease(request.lease)
+        async with self._lock(id):
+            held = self._held(id)
+            if held is not None and held.owner != owner:
+                raise FeedTaken(
+                    f"the feed {id} belongs to {held.owner!r}",
+                    "Leave the id out to get a new one, or register it as that owner.",
+                )
+            if held is not None and held.site == self.site and (
+                held.metadata, held.topic, held.permanent
+            ) == (metadata, topic, request.permanent):  # fmt: skip
+                return held
+            feed = Feed(
+                id=id,
+                owner=owner,
+                topic=topic,
+                site=self.site,
+                metadata=metadata,
+                permanent=request.permanent,
+                version=held.version + 1 if held else 1,
+                since=held.since if held else time.time_ns(),
+                at=await self._latest(topic),
+            )
+            await self._write(feed)
+        return feed
+
+    async def change(self, request: ChangeRequest) -> Feed:
+        """Change a feed's metadata."""
+        id, change = check_id(request.id), check_change(request.change)
+        await self._ready()
+        async with self._lock(id):
+            held = self._owned(id, request.owner)
+            metadata = apply(held.metadata, change)
+            if metadata == held.metadata:
+                return held
+            feed = msgspec.structs.replace(
+                held, metadata=metadata, version=held.version + 1,
+                at=await self._latest(held.topic),
+            )  # fmt: skip
+            await self._write(feed)
+        return feed
+
+    async def remove(self, request: RemoveRequest) -> None:
+        """Remove a feed; its events stay."""
+        id = check_id(request.id)
+        await self._ready()
+        async with self._lock(id):
+            await self._remove(self._owned(id, request.owner))
+
+    async def renew(self, request: RenewRequest) -> list[str]:
+        """An owner is there."""
+        self._leases[request.owner] = self._now() + _check_lease(request.lease)
+        await self._ready()
+        return [feed.id for feed in self._own.values() if feed.owner == request.owner]
+
+    async def list(self, request: FeedsRequest) -> QueryAnswer:
+        """Feeds of all sites that match."""
+        query = None if request.query is None else parse(request.query)
+        await self._ready()
+        feeds, more = self.view.page(query, request.after)
+        return QueryAnswer(key="", number=0, feeds=feeds, more=more)
+
+    # Queries
+
+    async def open_query(self, request: QueryRequest) -> QueryAnswer:
+        """Hold a query for a subscriber, and tell its result."""
+        query = parse(request.text)
+        await self._ready()
+        return self.view.hold(query, request.holder, self._now(), request.after)
+
+    def renew_query(self, request: QueryRequest) -> int | None:
+        """A subscriber is there. What it should have been told; None: it must ask anew."""
+        return self.view.renew(request.key, request.holder, self._now())
+
+    def close_query(self, request: QueryRequest) -> None:
+        """A subscriber is gone."""
+        self.view.release(request.key, request.holder)
+
+    async def check(self, request: CheckRequest) -> Feed | None:
+        """Whether a feed matches, as soon as that version of it is known here."""
+        await self._know(request.feed, request.version)
+        return self.view.matching(request.key, request.feed)
+
+    def _tell(self, key: str, differences: Differences) -> None:
+        self._publish(differences_subject(self.site, key), msgspec.json.encode(differences))
+
+    def _publish(self, subject: str, data: bytes) -> None:
+        if self._engine is not None:
+            with contextlib.suppress(Down):  # subscribers ask anew when the engine is back
+                self._engine.connection.publish(subject, data)
+
+    # Our own feeds
+
+    def _held(self, id: str) -> Feed | None:
+        """A feed as we know it; of our own, as we last wrote it."""
+        if id in self._own:
+            return self._own[id]
+        return self.view.feed(id) if self.view.version(id) else None
+
+    def _owned(self, id: str, owner: str) -> Feed:
+        held = self._held(id)
+        if held is None:
+            held = self.view.feed(id)  # says so
+        if held.owner != owner:
+            raise FeedTaken(f"the feed {id} belongs to {held.owner!r}, not to {owner!r}")
+        if held.site != self.site:
+            raise BadSetting(
+                f"the feed {id} is registered at site {held.site}",
+                "Change it there, or register it here first.",
+            )
+        return held
+
+    async def _write(self, feed: Feed) -> None:
+        """Write a record; return when it is durable and known here."""
+        assert self._records is not None
+        stored = await self._records.send(
+            msgspec.json.encode(feed),
+            topic=f"{feed_records(self.site)}/{feed.id}",
+            lifespan=REMEMBERED if feed.removed else None,
+        )
+        await stored
+        if feed.removed:
+            self._own.pop(feed.id, None)
+        else:
+            self._own[feed.id] = feed
+            await self._know(feed.id, feed.version)
+
+    async def _remove(self, feed: Feed) -> None:
+        at = await self._latest(feed.topic)
+        gone = msgspec.structs.replace(
+            feed, removed=True, version=feed.version + 1, at=at, metadata={}
+        )
+        await self._write(gone)
+
+    async def _latest(self, topic: str) -> int:
+        """The index of the newest event of a feed, by its home."""
+        assert self._engine is not None
+        return await self._engine.homes.newest(topic)
+
+    async def _know(self, id: str, version: int) -> None:
+        """Wait until that version of a feed was read from its site's records, but not for ever."""
+        if self.view.version(id) >= version:
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (version, waiter)
+        self._waiters.setdefault(id, []).append(entry)
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(waiter, KNOW_TIME)
+        finally:
+            self._waiters[id].remove(entry)
+            if not self._waiters[id]:
+                del self._waiters[id]
+
+    @contextlib.asynccontextmanager
+    async def _lock(self, id: str) -> AsyncIterator[None]:
+        lock = self._locks.setdefault(id, asyncio.Lock())
+        try:
+            async with lock:
+                yield
+        finally:
+            if not lock.locked():
+                self._locks.pop(id, None)
+
+    async def _make_logs(self, engine: _Engine) -> None:
+        """Have the topics of this site's feeds, from the first registration on."""
+        if self._records is not None:
+            return
+        for name, settings in (
+            (feed_log(self.site), {}),
+            (feed_records(self.site), {"keep_last": 1}),
+        ):
+            request = TopicRequest(name, settings)
+            await self._control.call("open.topic.create", msgspec.json.encode(request))
+        if self._records is None:
+            self._records = engine.publisher(feed_records(self.site))
+            self._made.add(feed_records(self.site))
+            self._caught_up.setdefault(feed_records(self.site), asyncio.Event())
+            self.look()
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK)
+            now = self._now()
+            self.view.expire(now)
+            for feed in list(self._own.values()):
+                if feed.permanent or self._leases.get(feed.owner, 0.0) > now:
+                    continue
+                log.info("the feed %s expired: %s is silent", feed.id, feed.owner)
+                try:
+                    async with self._lock(feed.id):
+                        if feed.id in self._own:
+                            await self._remove(self._own[feed.id])
+                except SkerryError as error:
+                    log.warning("the feed %s could not be removed: %s", feed.id, error)
+
+    # Everybody's feeds
+
+    async def _run(self) -> None:
+        while self._engine is None:
+            try:
+                self._engine = _Engine(await self._connect())
+            except (SkerryError, Down) as error:
+                log.warning("feeds are not served yet: %s", error)
+                await asyncio.sleep(AGAIN)
+        self._tasks.spawn(self._expire())
+        while True:
+            self._look_now.clear()
+            for name in sorted({*self._names(), *self._made}):
+                task = self._following.get(name)
+                if task is None or task.done():
+                    self._caught_up.setdefault(name, asyncio.Event())
+                    self._following[name] = self._tasks.spawn(self._follow(self._engine, name))
+            self._started.set()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._look_now.wait(), LOOK)
+
+    async def _follow(self, engine: _Engine, name: str) -> None:
+        """Take in the records of one site, for ever."""
+        site = name.split("/")[1]
+        while True:
+            try:
+                async with await engine.reader.subscribe(name, from_time=EPOCH) as events:
+                    newest = await engine.reader.latest_index(name)
+                    if not newest:
+                        self._is_caught_up(name, site)
+                    async for event in events:
+                        self._take(msgspec.json.decode(event.data, type=Feed))
+                        if event.index >= newest and not self._caught_up[name].is_set():
+                            self._is_caught_up(name, site)
+            except UnknownTopic:
+                self.view.forget_site(site)
+                self._caught_up.pop(name).set()
+                return
+            except (SkerryError, Down) as error:
+                log.info("the records of %s cannot be read now: %s", site, error)
+                if site != self.site:
+                    self._caught_up[name].set()  # go on with what is known
+            await asyncio.sleep(AGAIN)
+
+    def _is_caught_up(self, name: str, site: str) -> None:
+        if site == self.site and not self._own:
+            now = self._now()
+            for feed in self.view.owned(site):
+                self._own[feed.id] = feed
+                self._leases.setdefault(feed.owner, now + RegisterRequest(owner="").lease)
+        self._caught_up[name].set()
+
+    def _take(self, feed: Feed) -> None:
+        counts = self.view.take(feed)
+        ours = self._own.get(feed.id)
+        if counts and ours is not None and feed.site != self.site and not feed.removed:
+            # Its owner went to another site with it, or somebody had registered it earlier there.
+            if feed.owner != ours.owner:
+                log.warning("the feed %s of %r belongs to %r", feed.id, ours.owner, feed.owner)
+            self._tasks.spawn(self._write(_gone(ours)))
+        for version, waiter in self._waiters.get(feed.id, ()):
+            if feed.version >= version and not waiter.done():
+                waiter.set_result(None)
+
+    async def _ready(self) -> _Engine:
+        """The engine, once what the logs of records hold is known."""
+        try:
+            async with asyncio.timeout(KNOW_TIME):
+                await self._started.wait()
+                for event in list(self._caught_up.values()):
+                    await event.wait()
+        except TimeoutError:
+            log.warning("going on without all records of feeds")
+        engine = self._engine
+        if engine is None:
+            raise Unavailable("the site is starting and does not know its feeds yet")
+        if self._records is None and feed_records(self.site) in self._names():
+            self._records = engine.publisher(feed_records(self.site))
+        return engine
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _gone(feed: Feed) -> Feed:
+    return msgspec.structs.replace(feed, removed=True, version=feed.version + 1, metadata={})
+
+
+def _check_owner(owner: str) -> str:
+    if not owner or len(owner) > MAX_OWNER or not owner.isprintable():
+        raise BadSetting(
+            f"{owner!r:.80} cannot name an owner", f"Use 1 to {MAX_OWNER} characters of plain text."
+        )
+    return owner
+
+
+def _check_lease(lease: float) -> float:
+    if not 1 <= lease <= 86400:
+        raise BadSetting(f"a lease is 1 to 86400 seconds, not {lease!r}")
+    return lease

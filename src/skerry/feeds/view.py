@@ -1,0 +1,175 @@
+"""What one site knows of all feeds, and which of its subscribers are to be told what.
+
+Every site follows every site's records and evaluates the queries of its own subscribers itself: no
+other site is asked, and one that is cut off goes on with what it knows. Nothing here waits.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+
+import msgspec
+
+from skerry.errors import BadSetting, UnknownFeed
+from skerry.model.control import Differences, QueryAnswer
+from skerry.model.feeds import RESERVED, Feed, takes_over
+from skerry.query.index import Difference, QueryIndex
+from skerry.query.language import Query
+
+PAGE = 500
+"""Feeds of one answer."""
+HELD = 60.0
+"""Seconds that a query is held for a subscriber that says nothing."""
+
+Tell = Callable[[str, Differences], None]
+
+
+class _Known(msgspec.Struct, gc=False):
+    """A feed without its metadata, which the index keeps."""
+
+    owner: str
+    topic: str
+    site: str
+    permanent: bool
+    version: int
+    since: int
+    at: int
+
+
+class _Query(msgspec.Struct):
+    query: Query
+    number: int = 0
+    """Of the last message that told differences."""
+    holders: dict[str, float] = {}
+    """Subscribers, and until when they are believed to be there."""
+
+
+class View:
+    """Feeds, and the queries that subscribers of this site hold. `tell(key, differences)` is called
+    when the result of a held query changes."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._index = QueryIndex()
+        self._known: dict[str, _Known] = {}
+        self._queries: dict[str, _Query] = {}
+
+    # Feeds
+
+    def take(self, feed: Feed) -> bool:
+        """What a site says of a feed; whether it counts."""
+        held = self.feed(feed.id) if feed.id in self._known else None
+        if held is not None and not takes_over(feed, held):
+            return False
+        if feed.removed:
+            if held is None:
+                return False
+            del self._known[feed.id]
+            self._differ(self._index.remove_feed(feed.id), {feed.id: feed})
+            return True
+        self._known[feed.id] = _Known(
+            feed.owner, feed.topic, feed.site, feed.permanent, feed.version, feed.since, feed.at
+        )
+        found = self._index.register(feed.id, feed.described())
+        self._differ(found, {feed.id: feed})
+        return True
+
+    def forget_site(self, site: str) -> None:
+        """The records of a site are gone, and its feeds with them."""
+        for id in [id for id, known in self._known.items() if known.site == site]:
+            self.take(msgspec.structs.replace(self.feed(id), removed=True))
+
+    def feed(self, id: str) -> Feed:
+        """A feed as it is known. Raises `UnknownFeed`."""
+        known = self._known.get(id)
+        if known is None:
+            raise UnknownFeed(
+                f"there is no feed {id}", "List them with `skerry feed list`; it may have expired."
+            )
+        held = self._index.metadata(id)
+        return Feed(
+            id=id, owner=known.owner, topic=known.topic, site=known.site,
+            metadata={k: v for k, v in held.items() if not k.startswith(RESERVED)},
+            permanent=known.permanent, version=known.version, since=known.since, at=known.at,
+        )  # fmt: skip
+
+    def version(self, id: str) -> int:
+        """The version of a feed that is known; 0: none is."""
+        known = self._known.get(id)
+        return 0 if known is None else known.version
+
+    def owned(self, site: str) -> list[Feed]:
+        """The feeds that were registered at a site."""
+        return [self.feed(id) for id, known in self._known.items() if known.site == site]
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def page(self, query: Query | None, after: str) -> tuple[list[Feed], bool]:
+        """Feeds that match, by id, behind `after`; and whether there are more."""
+        found: Iterable[str] = self._known if query is None else self._index.evaluate(query)
+        behind = sorted(id for id in found if id > after)
+        return [self.feed(id) for id in behind[:PAGE]], len(behind) > PAGE
+
+    # Queries
+
+    def hold(self, query: Query, holder: str, now: float, after: str) -> QueryAnswer:
+        """Tell of differences of the query's result from now on; return the result."""
+        entry = self._queries.get(query.key)
+        if entry is None:
+            entry = self._queries[query.key] = _Query(query)
+            self._index.add(query)
+        entry.holders[holder] = now + HELD
+        feeds, more = self.page(query, after)
+        return QueryAnswer(key=query.key, number=entry.number, feeds=feeds, more=more)
+
+    def renew(self, key: str, holder: str, now: float) -> int | None:
+        """The subscriber is still there. The number of the last differences; None: it was
+        forgotten, and must ask anew."""
+        entry = self._queries.get(key)
+        if entry is None or holder not in entry.holders:
+            return None
+        entry.holders[holder] = now + HELD
+        return entry.number
+
+    def release(self, key: str, holder: str) -> None:
+        """The subscriber is gone."""
+        entry = self._queries.get(key)
+        if entry is None or entry.holders.pop(holder, None) is None or entry.holders:
+            return
+        del self._queries[key]
+        self._index.remove(entry.query)
+
+    def expire(self, now: float) -> None:
+        """Let go of what silent subscribers held."""
+        for key, entry in list(self._queries.items()):
+            for holder, until in list(entry.holders.items()):
+                if until < now:
+                    self.release(key, holder)
+
+    def matching(self, key: str, id: str) -> Feed | None:
+        """The feed if it matches a held query now."""
+        entry = self._queries.get(key)
+        if entry is None:
+            raise BadSetting("the query is not held here", "Ask it anew.")
+        if id not in self._known:
+            return None
+        return self.feed(id) if entry.query.matches(self._index.metadata(id)) else None
+
+    def _differ(self, found: list[Difference], feeds: dict[str, Feed]) -> None:
+        by_query: defaultdict[str, list[Difference]] = defaultdict(list)
+        for difference in sorted(found, key=attrgetter("query")):
+            by_query[difference.query].append(difference)
+        for key, differences in by_query.items():
+            entry = self._queries[key]
+            entry.number += 1
+            self._tell(
+                key,
+                Differences(
+                    number=entry.number,
+                    joined=[feeds[d.feed] for d in differences if d.joined],
+                    left=[feeds[d.feed] for d in differences if not d.joined],
+                ),
+            )
