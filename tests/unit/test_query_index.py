@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from skerry.errors import UnknownFeed
 from skerry.query import Difference, Query, QueryIndex, parse
 from tests.unit import naive_queries as naive
 
@@ -106,6 +105,7 @@ def tidy_up(index: QueryIndex, dumb: Dumb, where: str) -> None:
             index.remove(key)
     catalogue, table = index._catalogue, index._table
     assert (len(index), index.queries, catalogue.keys) == (0, 0, {}), where
-    assert catalogue.elements == catalogue._uses == {}, where
+    assert not catalogue.elements, where
+    assert not catalogue._uses, where
     assert len(catalogue._free) == len(catalogue.postings) - 1, where
-    assert table._changes == table._orders == table._arrivals == table._kept == {}, where
+    assert not any([table._changes, table._orders, table._arrivals, table._kept]), where
