@@ -234,6 +234,7 @@ def test_a_mistake_in_a_long_text_shows_its_surroundings() -> None:
         ("not (" * 1000 + "a = 1" + ")" * 1000, "nested"),
         (" or ".join(["a = 1"] * 5000), "terms"),
         (f"a in ({', '.join(map(str, range(5000)))})", "terms"),
+        (" and ".join(f"a{n} != 1" for n in range(501)), "terms"),
         ("a = " + '"' + "x" * 70_000, "characters"),
         ('a = "' + "\x01" * 60_000 + '"', "written out"),
         (")" * 60_000, r"found \)"),
@@ -260,7 +261,9 @@ def test_the_largest_queries_work_and_read_back() -> None:
         deepest = f"b{number} > 1 {word} not (c{number} != 2 or {deepest})"
     widest = " or ".join(f"k{n} = {n}" for n in range(MAX_TERMS))
     longest = f'a = "{"x" * (MAX_TEXT - 6)}"'
-    for text in (deepest, widest, longest, "(" * MAX_DEPTH + "a = 1" + ")" * MAX_DEPTH):
+    unequal = " and ".join(f"k{n} != {n}" for n in range(MAX_TERMS // 2))
+    parentheses = "(" * MAX_DEPTH + "a = 1" + ")" * MAX_DEPTH
+    for text in (deepest, widest, longest, unequal, parentheses):
         query = parse(text)
         assert parse(query.text) == query
         query.matches({"a": 1})

@@ -45,7 +45,7 @@ MAX_DEPTH = 64
 plain recursion."""
 
 MAX_TERMS = 1000
-"""Terms of a query; each value of an `in` is one."""
+"""Terms of a query; each value of an `in` is one, and a `!=` is two."""
 
 _EXCERPT = 72
 """Characters of the query that an error shows."""
@@ -200,7 +200,7 @@ class _Bounds:
                 nots = 0
             elif kind == "_CLOSE":
                 depth -= levels.pop() if levels else 0
-            elif kind in _VALUES or kind == "HAS":
+            elif kind in _VALUES or kind in ("HAS", "NE"):
                 terms += 1
                 nots = 0
             # `a != b` is written out as two terms, which may take parentheses of their own.

@@ -81,7 +81,7 @@ def compile(pattern: str) -> Test:
     options.never_capture = True
     options.max_mem = _MEMORY
     try:
-        search = re2._Regexp(pattern.encode(), options).search
+        search = re2.compile(pattern.encode(), options).search
     except re2.error as error:
         said = error.args[0]
         raise BadPattern(said.decode() if isinstance(said, bytes) else str(said)) from None
