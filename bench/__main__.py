@@ -13,7 +13,19 @@ import sys
 import msgspec
 import uvloop
 
-from bench import failover, join, latency, local, memory, move, publish, spark, subscribe, wan
+from bench import (
+    failover,
+    join,
+    latency,
+    local,
+    memory,
+    move,
+    publish,
+    query,
+    spark,
+    subscribe,
+    wan,
+)
 from bench.harness import Figure, machine, now, progress, save, show
 
 BENCHMARKS = [
@@ -26,6 +38,7 @@ BENCHMARKS = [
     *move.BENCHMARKS,
     *wan.BENCHMARKS,
     *join.BENCHMARKS,
+    *query.BENCHMARKS,
     *spark.BENCHMARKS,
 ]
 ORDER = [id for benchmark in BENCHMARKS for id in benchmark.ids]
@@ -41,6 +54,9 @@ TARGETS = {
     "failover.from_hub_gap_ms": ("<", 50.0),
     "failover.vs_r3": ("<=", 0.0333),
     "wan.overhead_ms": ("<", 1.5),
+    "query.diff_p50_ms": ("<", 1.0),
+    "query.diff_p95_ms": ("<", 1.0),
+    "query.first_p95_ms": ("<", 5.0),
     "spark.source.rows_s": (">=", 350_000.0),
     "spark.source.vs_natspy": (">=", 5.0),
     "spark.packed.rows_s": (">=", 2_000_000.0),

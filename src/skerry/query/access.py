@@ -4,7 +4,8 @@ Three observations, each sharper than "look at the queries that mention the chan
 
 1. A query's answer for a feed can differ only if one of its *terms* does. `Room = "410"` does not
    care for a change from 411 to 412. So a query is kept under its **triggers**: the value that a
-   `=` asks for, a key's presence for `has`, the thresholds of an order, the patterns of a `like`.
+   `=` asks for, a key's presence for `has`, the threshold of an order, the text that the pattern of
+   a `like` begins with.
 2. The answer can differ only if it is yes before or after. If the query says `… and Type = "temp"`,
    a feed that is no thermometer before nor after is out of it. So beneath each trigger it is kept
    under a **cover**: atoms of which every matching feed has one. Of the parts of an `and` the
@@ -23,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from skerry.query import patterns
 from skerry.query.catalogue import ALWAYS_ATOM, Catalogue
 from skerry.query.normal import subject_of, terms_of
 from skerry.query.terms import And, Has, Like, Node, Not, OneOf, Or, Order, Term
@@ -99,7 +101,7 @@ def _triggers(catalogue: Catalogue, term: Node) -> Iterator[Trigger]:
     if isinstance(term, Has):
         yield Trigger(present)
     elif isinstance(term, Like):
-        yield Trigger(key.text)
+        yield Trigger(_like_atom(catalogue, name, term) or key.text)
     else:
         assert isinstance(term, Order)
         yield Trigger(key.order, term.value)
@@ -108,8 +110,9 @@ def _triggers(catalogue: Catalogue, term: Node) -> Iterator[Trigger]:
 def _cover(
     catalogue: Catalogue, node: Node, avoid: str | None = None
 ) -> tuple[int, tuple[int, ...]] | None:
-    """(how many feeds, atoms) such that every feed that matches has one of the atoms; None where
-    there are no such atoms, leaving `avoid`'s aside."""
+    """(cost, atoms) such that every feed that matches has one of the atoms; None where there are no
+    such atoms, leaving `avoid`'s aside. The cost is how many feeds have them, and, for when queries
+    come before feeds, how many queries ask for them."""
     if isinstance(node, And):
         covers = [_cover(catalogue, part, avoid) for part in node.parts]
         return min((cover for cover in covers if cover is not None), default=None)
@@ -129,5 +132,15 @@ def _cover(
     if isinstance(node, OneOf):
         found = tuple(sorted(catalogue.intern(name, value) for value in node.values))
     else:
-        found = (catalogue.presence(name),)
-    return sum(map(catalogue.count, found)), found
+        atom = _like_atom(catalogue, name, node) if isinstance(node, Like) else None
+        found = (atom or catalogue.presence(name),)
+    return sum(catalogue.count(atom) + catalogue.uses(atom) for atom in found), found
+
+
+def _like_atom(catalogue: Catalogue, name: str, term: Like) -> int | None:
+    """The atom of a pattern that stands for one text, or that begins with some."""
+    if exact := patterns.exact(term.pattern):
+        return catalogue.intern(name, exact)
+    if prefix := patterns.prefix(term.pattern):
+        return catalogue.prefix(name, prefix)
+    return None

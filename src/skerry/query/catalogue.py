@@ -5,11 +5,12 @@ An *atom* is a number for something that a feed has or has not:
     a value atom      this key has this value; for a list there is one atom for the whole list,
                       and it has one *element* atom for each distinct value in it
     a presence atom   this key is there
+    a prefix atom     this key has a text that begins so; made for queries, and without posting
     atom 0            always so
 
-A feed is a row: the atoms of its values, one for each key, packed as four bytes each. Each atom but
-0 has a posting, the set of feeds that have it: nothing, one feed's number, or a bitmap. Atoms live
-as long as a feed has them or a query asks for them; numbers are used again.
+A feed is a row: the atoms of its values, one for each key, packed as four bytes each. Value and
+presence atoms have a posting, the set of feeds that have them: nothing, one feed's number, or a
+bitmap. Atoms live as long as a feed has them or a query asks for them; numbers are used again.
 """
 
 from __future__ import annotations
@@ -30,10 +31,21 @@ ALWAYS_ATOM = 0
 Row = bytes
 
 
+class _Prefix:
+    """The value of a prefix atom."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
 class Key:
     """What is known of one key."""
 
-    __slots__ = ("name", "numbers", "order", "present", "text", "texts", "values")
+    __slots__ = (
+        "lengths", "name", "numbers", "order", "prefixes", "present", "text", "texts", "values"
+    )  # fmt: skip
 
     def __init__(self, name: str, present: int, order: int, text: int) -> None:
         self.name = name
@@ -47,6 +59,10 @@ class Key:
         self.numbers: Ordered | None = None
         self.texts: Ordered | None = None
         """Made when first a range is asked for."""
+        self.prefixes: dict[str, int] = {}
+        """A text that queries ask a value to begin with → its atom."""
+        self.lengths: tuple[int, ...] = ()
+        """Of the prefixes, each once."""
 
 
 class Catalogue:
@@ -182,14 +198,46 @@ class Catalogue:
         key = self.keys.get(name)
         return key.values.get(identity(value)) if key else None
 
+    def prefix(self, name: str, text: str) -> int:
+        """The atom for a key's text that begins with `text`, made if there is none."""
+        key = self.keys.get(name) or self._new_key(name)
+        atom = key.prefixes.get(text)
+        if atom is None:
+            atom = key.prefixes[text] = self._new(key, _Prefix(text))
+            key.lengths = tuple(sorted({len(each) for each in key.prefixes}))
+        return atom
+
+    def prefixes(self, atom: int) -> list[int]:
+        """The prefix atoms that go with a value atom."""
+        key, value = self.key(atom), self._value_of[atom]
+        if not key.lengths or type(value) is not str:
+            return []
+        found = (key.prefixes.get(value[:length]) for length in key.lengths)
+        return list({atom for atom in found if atom is not None})
+
+    def covers(self, row: Row) -> Iterator[int]:
+        """Every atom that a feed with the row has, with 0 and prefixes."""
+        yield ALWAYS_ATOM
+        key_of = self._key_of
+        for atom in self.held(row):
+            yield atom
+            if key_of[atom].lengths:  # type: ignore[union-attr]
+                yield from self.prefixes(atom)
+
     def count(self, atom: int) -> int:
-        """How many feeds have it."""
+        """How many feeds have it; of a prefix a guess."""
         if atom == ALWAYS_ATOM:
             return len(self.all)
+        if type(value := self._value_of[atom]) is _Prefix:
+            return self.count(self.key(atom).present) >> min(20, 3 * len(value.text))
         posting = self.postings[atom]
         if posting is None:
             return 0
         return 1 if type(posting) is int else len(posting)  # type: ignore[arg-type]
+
+    def uses(self, atom: int) -> int:
+        """How many places of queries use it."""
+        return self._uses.get(atom, 0)
 
     def use(self, atom: int) -> None:
         """Keep an atom for a query, whether a feed has it or not."""
@@ -208,17 +256,15 @@ class Catalogue:
     def numbers(self, key: Key) -> Ordered:
         """The key's numbers in order."""
         if key.numbers is None:
-            key.numbers = Ordered(
-                (value, atom) for value, atom in key.values.items() if type(value) in (int, float)
-            )
+            numbers = (value for value in key.values if type(value) in (int, float))
+            key.numbers = Ordered(numbers, key.values)
         return key.numbers
 
     def texts(self, key: Key) -> Ordered:
         """The key's texts in order."""
         if key.texts is None:
-            key.texts = Ordered(
-                (value, atom) for value, atom in key.values.items() if type(value) is str
-            )
+            texts = (value for value in key.values if type(value) is str)
+            key.texts = Ordered(texts, key.values)
         return key.texts
 
     def _new_key(self, name: str) -> Key:
@@ -250,7 +296,7 @@ class Catalogue:
             atom = self._new(key, value)
             key.values[same] = atom
             if ordered := _order_of(key, value):
-                ordered.insert(value, atom)
+                ordered.insert(value)
         return atom
 
     def _join(self, atom: int, number: int) -> None:
@@ -290,15 +336,18 @@ class Catalogue:
         special = (key.present, key.order, key.text)
         if atom not in special:
             value = self._value_of[atom]
-            if atom in self.elements:
+            if type(value) is _Prefix:
+                del key.prefixes[value.text]
+                key.lengths = tuple(sorted({len(each) for each in key.prefixes}))
+            elif atom in self.elements:
                 del self.elements[atom]
                 del key.values[(None, *map(identity, value))]
             else:
                 del key.values[identity(value)]
                 if ordered := _order_of(key, value):
-                    ordered.remove(value, atom)
+                    ordered.remove(value)
             self._discard(atom)
-        if key.values or self.postings[key.present] is not None:
+        if key.values or key.prefixes or self.postings[key.present] is not None:
             return
         if not any(atom in self._uses for atom in special):
             del self.keys[key.name]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from pyroaring import BitMap
 
-from skerry.query import patterns
 from skerry.query.catalogue import Catalogue
 from skerry.query.ordered import union
 from skerry.query.terms import And, Has, Like, Node, Not, OneOf, Or, Order
@@ -102,15 +101,14 @@ def _like(catalogue: Catalogue, node: Like) -> BitMap:
     key = catalogue.keys.get(_key(node))
     if key is None:
         return BitMap()
-    if plain := patterns.literal(node.pattern):
-        start, body, end = plain
-        if start and end:
-            atom = key.values.get(body)
-            return union([] if atom is None else [atom], catalogue.postings)
-        if start and body:
-            until = _after(body)
-            return catalogue.texts(key).feeds(">=", body, catalogue.postings, until)
-    test = patterns.compile(node.pattern)
+    plain = node.plain
+    if plain and plain.start and plain.end:
+        atom = key.values.get(plain.text)
+        return union([] if atom is None else [atom], catalogue.postings)
+    if plain and plain.start and plain.text:
+        texts, until = catalogue.texts(key), _after(plain.text)
+        return texts.feeds(">=", plain.text, catalogue.postings, until)
+    test = node.test
     found = [atom for value, atom in key.values.items() if type(value) is str and test(value)]
     return union(found, catalogue.postings)
 

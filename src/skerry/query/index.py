@@ -139,7 +139,7 @@ class QueryIndex:
         if not turns:
             return []
         new_row = catalogue.join(atoms.values())
-        held = chain(catalogue.held(row), catalogue.held(new_row))
+        held = chain(catalogue.covers(row), catalogue.covers(new_row))
         found = []
         if affected := self._table.affected(turns, held):
             was, now = catalogue.metadata(row), catalogue.metadata(new_row)
@@ -181,7 +181,7 @@ class QueryIndex:
 
     def _matching(self, feed: str, row: Row, joined: bool) -> list[Difference]:
         """The differences of a feed that comes or goes: one for each query that it matches."""
-        found = self._table.arriving(self._catalogue.held(row))
+        found = self._table.arriving(self._catalogue.covers(row))
         if not found:
             return []
         metadata = self._catalogue.metadata(row)

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import math
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from typing import Any, NoReturn
@@ -27,13 +28,14 @@ from skerry.query.normal import (
     Negation,
     about_feeds,
     about_payload,
+    like,
     normal,
     one_of,
     order,
     subject_of,
     terms_of,
 )
-from skerry.query.terms import And, Has, Like, Node, Or, Subject
+from skerry.query.terms import And, Has, Node, Or, Subject
 
 MAX_TEXT = 65_536
 """Characters of a query, as written and in its canonical text."""
@@ -43,7 +45,7 @@ MAX_DEPTH = 64
 plain recursion."""
 
 MAX_TERMS = 1000
-"""Terms of a query; each value of an `in` is one."""
+"""Terms of a query; each value of an `in` is one, and a `!=` is two."""
 
 _EXCERPT = 72
 """Characters of the query that an error shows."""
@@ -198,7 +200,7 @@ class _Bounds:
                 nots = 0
             elif kind == "_CLOSE":
                 depth -= levels.pop() if levels else 0
-            elif kind in _VALUES or kind == "HAS":
+            elif kind in _VALUES or kind in ("HAS", "NE"):
                 terms += 1
                 nots = 0
             # `a != b` is written out as two terms, which may take parentheses of their own.
@@ -262,7 +264,7 @@ class _Builder(Transformer[Token, Node]):
                 f"this is no regular expression: {error}",
                 "Patterns are those of RE2, without look-around and back-references.",
             ) from None
-        return Like(_subject(parts[0]), pattern)
+        return like(_subject(parts[0]), pattern)
 
     def one_of(self, parts: list[Token]) -> Node:
         return one_of(_subject(parts[0]), map(_value, parts[2:]))
@@ -282,7 +284,7 @@ def _subject(token: Token) -> Subject:
         steps = _STEP.findall(token[len(PAYLOAD) :])
         return tuple(step[1:-1].replace("``", "`") if step[0] == "`" else step for step in steps)
     if token.type == "QUOTED":
-        return token[1:-1].replace("``", "`")
+        return sys.intern(token[1:-1].replace("``", "`"))
     if token.startswith(PAYLOAD + "."):
         raise _Fault(
             token,
@@ -290,7 +292,7 @@ def _subject(token: Token) -> Subject:
             "Steps are letters, digits, _, - and /, with one dot between two; others stand in "
             "backticks: payload.`odd step`.temp.",
         )
-    return str(token)
+    return sys.intern(str(token))
 
 
 def _value(token: Token) -> Scalar:

@@ -8,10 +8,11 @@ is not looked into.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from skerry.model.feeds import PAYLOAD, Scalar
+from skerry.query import patterns
 from skerry.query.terms import (
     ALWAYS,
     NEVER,
@@ -28,6 +29,9 @@ from skerry.query.terms import (
     identity,
 )
 
+_FEW = 8
+"""Values that are compared one by one rather than looked up."""
+
 _BARE = re.compile(r"[\w/][\w\-./]*")
 _STEP = re.compile(r"[\w\-/]+")
 _ESCAPED = re.compile(r'["\\\x00-\x1f\x7f-\x9f]')
@@ -38,7 +42,17 @@ def one_of(subject: Subject, values: Iterable[Scalar]) -> OneOf:
     """`subject in (values)`, each once and in order."""
     each = {identity(value): value for value in values}
     ordered = tuple(sorted(map(_tidy, each.values()), key=_rank))
-    return OneOf(subject, ordered, frozenset(map(identity, ordered)))
+    members: Container[Any] = tuple(map(identity, ordered))
+    if members == ordered:
+        members = ordered
+    if len(ordered) > _FEW:
+        members = frozenset(map(identity, ordered))
+    return OneOf(subject, ordered, members)
+
+
+def like(subject: Subject, pattern: str) -> Like:
+    """`subject like pattern`."""
+    return Like(subject, pattern, patterns.plain(pattern))
 
 
 def order(subject: Subject, operator: str, value: str | int | float) -> Order:

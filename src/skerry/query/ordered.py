@@ -8,7 +8,7 @@ of single values at its two ends.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pyroaring import BitMap
@@ -21,42 +21,42 @@ _FULL = 1024
 
 
 class _Block:
-    __slots__ = ("entries", "feeds")
+    __slots__ = ("feeds", "values")
 
-    def __init__(self, entries: list[tuple[Any, int]]) -> None:
-        self.entries = entries
+    def __init__(self, values: list[Any]) -> None:
+        self.values = values
         self.feeds: BitMap | None = None
 
 
 class Ordered:
-    """Sorted (value, atom) of one kind: numbers, or texts."""
+    """The distinct values of one kind, numbers or texts, in order."""
 
-    def __init__(self, entries: Iterable[tuple[Any, int]]) -> None:
-        every = sorted(entries)
+    def __init__(self, values: Iterable[Any], atoms: Mapping[Any, int]) -> None:
+        every = sorted(values)
         half = _FULL // 2
+        self._atoms = atoms
         self._blocks = [_Block(every[i : i + half]) for i in range(0, len(every), half)]
         self._blocks = self._blocks or [_Block([])]
-        self._starts = [block.entries[0][0] for block in self._blocks[1:]]
+        self._starts = [block.values[0] for block in self._blocks[1:]]
 
-    def insert(self, value: Any, atom: int) -> None:
+    def insert(self, value: Any) -> None:
         """A value that was not there."""
         place = bisect_right(self._starts, value)
         block = self._blocks[place]
-        insort(block.entries, (value, atom))
-        if len(block.entries) > _FULL:
+        insort(block.values, value)
+        if len(block.values) > _FULL:
+            half = len(block.values) // 2
+            self._blocks.insert(place + 1, _Block(block.values[half:]))
+            self._starts.insert(place, block.values[half])
+            del block.values[half:]
             block.feeds = None
-            half = len(block.entries) // 2
-            self._blocks.insert(place + 1, _Block(block.entries[half:]))
-            self._starts.insert(place, block.entries[half][0])
-            del block.entries[half:]
 
-    def remove(self, value: Any, atom: int) -> None:
-        """A value that is there."""
+    def remove(self, value: Any) -> None:
+        """A value that is there, and that no feed has."""
         place = bisect_right(self._starts, value)
         block = self._blocks[place]
-        del block.entries[bisect_left(block.entries, (value, atom))]
-        block.feeds = None
-        if not block.entries and len(self._blocks) > 1:
+        del block.values[bisect_left(block.values, value)]
+        if not block.values and len(self._blocks) > 1:
             del self._blocks[place]
             del self._starts[max(0, place - 1)]
 
@@ -74,39 +74,33 @@ class Ordered:
         self, operator: str, limit: Any, postings: Sequence[Posting], until: Any = None
     ) -> BitMap:
         """The feeds that have a value on that side of the limit; with `until`, and below that."""
-        blocks, starts = self._blocks, self._starts
-        low = high = None
-        if operator in (">", ">="):
-            low, high = limit, until
-        else:
-            high = limit
+        starts = self._starts
+        low, high = (limit, until) if operator in (">", ">=") else (None, limit)
         first = 0 if low is None else bisect_right(starts, low)
-        last = len(blocks) - 1 if high is None else bisect_right(starts, high)
+        last = len(starts) if high is None else bisect_right(starts, high)
         found: list[BitMap] = []
         single: list[int] = []
         for place in range(first, last + 1):
-            block = blocks[place]
+            block = self._blocks[place]
+            values = block.values
             if place in (first, last):
-                entries = _within(block.entries, operator, limit, until)
-                if len(entries) < len(block.entries):
-                    gather((atom for _, atom in entries), postings, found, single)
-                    continue
+                values = _within(values, operator, limit, until)
+            if len(values) < len(block.values):
+                gather(map(self._atoms.__getitem__, values), postings, found, single)
+                continue
             if block.feeds is None:
-                block.feeds = union((atom for _, atom in block.entries), postings)
+                block.feeds = union(map(self._atoms.__getitem__, values), postings)
             found.append(block.feeds)
         return _united(found, single)
 
 
-def _within(
-    entries: list[tuple[Any, int]], operator: str, limit: Any, until: Any
-) -> list[tuple[Any, int]]:
-    before, after = bisect_left(entries, (limit, -1)), bisect_right(entries, (limit, 1 << 62))
+def _within(values: list[Any], operator: str, limit: Any, until: Any) -> list[Any]:
     if operator == "<":
-        return entries[:before]
+        return values[: bisect_left(values, limit)]
     if operator == "<=":
-        return entries[:after]
-    end = len(entries) if until is None else bisect_left(entries, (until, -1))
-    return entries[after if operator == ">" else before : end]
+        return values[: bisect_right(values, limit)]
+    start = bisect_right(values, limit) if operator == ">" else bisect_left(values, limit)
+    return values[start : len(values) if until is None else bisect_left(values, until)]
 
 
 def gather(

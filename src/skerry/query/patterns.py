@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
+from typing import NamedTuple
 
 import re2
 
@@ -23,7 +24,10 @@ RE2's own default is 8 MB, which a hundred hostile patterns would make 800."""
 _CACHED = 1024
 """Compiled patterns held: a pattern is compiled again after so many others."""
 
-_PLAIN = re.compile(r"(\^?)((?:[^\\.^$*+?{}\[\]|()]|\\[\\.^$*+?{}\[\]|()/\-])*)(\$?)", re.DOTALL)
+_SIGNS = r"\\.^$*+?{}\[\]|()"
+_PLAIN = re.compile(rf"(\^?)((?:[^{_SIGNS}]|\\[{_SIGNS}/\-])*)(\$?)", re.DOTALL)
+_PREFIX = re.compile(rf"\^((?:(?:[^{_SIGNS}]|\\[{_SIGNS}/\-])(?![*?{{]))+)", re.DOTALL)
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 Test = Callable[[str], bool]
 
@@ -32,37 +36,53 @@ class BadPattern(ValueError):
     """What RE2 says of a pattern that it does not take."""
 
 
+class Plain(NamedTuple):
+    """A pattern that is plain text."""
+
+    start: bool
+    """Tied to the start."""
+    text: str
+    end: bool
+    """Tied to the end."""
+
+    def test(self, value: str) -> bool:
+        """Whether `value` holds it."""
+        if self.start:
+            return value == self.text if self.end else value.startswith(self.text)
+        return value.endswith(self.text) if self.end else self.text in value
+
+
+def plain(pattern: str) -> Plain | None:
+    """The pattern as plain text, if it is that."""
+    if found := _PLAIN.fullmatch(pattern):
+        start, text, end = found.groups()
+        return Plain(bool(start), _ESCAPED.sub(r"\1", text), bool(end))
+    return None
+
+
+def exact(pattern: str) -> str | None:
+    """The only text that the pattern matches, if it is plain."""
+    text = plain(pattern)
+    return text.text if text and text.start and text.end else None
+
+
+def prefix(pattern: str) -> str | None:
+    """What every text that the pattern matches begins with, where that is easily seen."""
+    if "|" not in pattern and (found := _PREFIX.match(pattern)):
+        return _ESCAPED.sub(r"\1", found.group(1))
+    return None
+
+
 @functools.lru_cache(maxsize=_CACHED)
 def compile(pattern: str) -> Test:
     """A test of whether a text holds `pattern`; `BadPattern` if it is none."""
-    if plain := _PLAIN.fullmatch(pattern):
-        start, body, end = plain.groups()
-        return _plain(bool(start), re.sub(r"\\(.)", r"\1", body), bool(end))
     options = re2.Options()
     options.log_errors = False
     options.never_capture = True
     options.max_mem = _MEMORY
     try:
-        search = re2._Regexp(pattern.encode(), options).search
+        search = re2.compile(pattern.encode(), options).search
     except re2.error as error:
         said = error.args[0]
         raise BadPattern(said.decode() if isinstance(said, bytes) else str(said)) from None
     return lambda text: search(text.encode()) is not None
-
-
-def literal(pattern: str) -> tuple[bool, str, bool] | None:
-    """(tied to the start, text, tied to the end) of a pattern that is plain text, else None."""
-    if plain := _PLAIN.fullmatch(pattern):
-        start, body, end = plain.groups()
-        return bool(start), re.sub(r"\\(.)", r"\1", body), bool(end)
-    return None
-
-
-def _plain(start: bool, body: str, end: bool) -> Test:
-    if start and end:
-        return lambda text: text == body
-    if start:
-        return lambda text: text.startswith(body)
-    if end:
-        return lambda text: text.endswith(body)
-    return lambda text: body in text

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
-from skerry.query.access import Pair, Place, pairs, places
-from skerry.query.catalogue import ALWAYS_ATOM, Catalogue, Key
+from skerry.query.access import pairs, places
+from skerry.query.catalogue import Catalogue, Key
 from skerry.query.terms import Node
 
 Bucket = int | set[int]
@@ -52,14 +53,16 @@ class QueryTable:
         """Key's order → cover → queries by threshold."""
         self._arrivals: dict[int, dict[int, Bucket]] = {}
         """Atom → atom → queries."""
-        self._kept: dict[int, tuple[tuple[Place, ...], tuple[Pair, ...]]] = {}
+        self._kept: dict[int, tuple[tuple[Any, ...], tuple[int, ...]]] = {}
 
     def link(self, number: int, node: Node) -> None:
         """Keep a query at the places that suit the feeds there are now."""
         catalogue = self._catalogue
-        kept = tuple(places(catalogue, node)), tuple(pairs(catalogue, node))
-        self._kept[number] = kept
-        for (atom, threshold), cover in kept[0]:
+        changes, arrivals = places(catalogue, node), pairs(catalogue, node)
+        # Flat, for there are many: three numbers for each place, two for each pair.
+        kept = [part for trigger, cover in changes for part in (*trigger, cover)]
+        self._kept[number] = tuple(kept), tuple(chain.from_iterable(arrivals))
+        for (atom, threshold), cover in changes:
             catalogue.use(atom)
             catalogue.use(cover)
             if threshold is None:
@@ -69,43 +72,39 @@ class QueryTable:
                 if cover not in covers:
                     covers[cover] = _Thresholds()
                 insort(covers[cover].of(threshold), (threshold, number))
-        for one, other in kept[1]:
+        for one, other in arrivals:
             catalogue.use(one)
             catalogue.use(other)
             _put(self._arrivals.setdefault(one, {}), other, number)
 
     def unlink(self, number: int) -> None:
         """Take a query from its places."""
-        kept = self._kept.pop(number)
-        for (atom, threshold), cover in kept[0]:
+        changes, arrivals = self._kept.pop(number)
+        for atom, threshold, cover in zip(changes[0::3], changes[1::3], changes[2::3], strict=True):
             if threshold is None:
                 _take(self._changes, atom, cover, number)
             else:
                 self._forget(atom, cover, threshold, number)
-            self._catalogue.unuse(atom)
-            self._catalogue.unuse(cover)
-        for one, other in kept[1]:
+        for one, other in zip(arrivals[0::2], arrivals[1::2], strict=True):
             _take(self._arrivals, one, other, number)
-            self._catalogue.unuse(one)
-            self._catalogue.unuse(other)
+        for atom in _used(changes, arrivals):
+            self._catalogue.unuse(atom)
 
     def relink(self, number: int, node: Node) -> None:
-        """Keep a query at the places that suit now, as no others were asked for."""
-        old = self._kept[number]
-        uses = [atom for (trigger, _), cover in old[0] for atom in (trigger, cover)]
-        uses += [atom for pair in old[1] for atom in pair]
-        for atom in uses:  # atoms that only this query uses must outlive the moment
+        """Keep a query at the places that suit now."""
+        used = _used(*self._kept[number])
+        for atom in used:  # what nobody else uses must outlive the moment
             self._catalogue.use(atom)
         self.unlink(number)
         self.link(number, node)
-        for atom in uses:
+        for atom in used:
             self._catalogue.unuse(atom)
 
     def arriving(self, held: Iterable[int]) -> set[int]:
         """The queries that may match a feed with these atoms."""
         found: set[int] = set()
         if self._arrivals:
-            atoms = {ALWAYS_ATOM, *held}
+            atoms = set(held)
             for atom in atoms:
                 if (others := self._arrivals.get(atom)) is not None:
                     _gather(others, atoms, found)
@@ -114,7 +113,7 @@ class QueryTable:
     def affected(self, turns: Sequence[Turn], held: Iterable[int]) -> set[int]:
         """The queries whose answer may differ for a feed whose keys turn so; `held` are the atoms
         that it has before or after."""
-        changes = self._changes
+        catalogue, changes = self._catalogue, self._changes
         met: list[dict[int, Bucket]] = []
         orders: list[tuple[dict[int, _Thresholds], Turn]] = []
         for turn in turns:
@@ -125,12 +124,15 @@ class QueryTable:
                 met.append(changes[key.present])
             if flipped and key.text in changes:
                 met.append(changes[key.text])
+            if key.lengths:
+                prefixes = {p for atom in flipped for p in catalogue.prefixes(atom)}
+                met += [changes[atom] for atom in prefixes if atom in changes]
             if flipped and key.order in self._orders:
                 orders.append((self._orders[key.order], turn))
         found: set[int] = set()
         if not met and not orders:
             return found
-        covers = {ALWAYS_ATOM, *held}
+        covers = set(held)
         for others in met:
             _gather(others, covers, found)
         for limits, turn in orders:
@@ -172,6 +174,11 @@ class QueryTable:
             del covers[cover]
             if not covers:
                 del self._orders[atom]
+
+
+def _used(changes: tuple[Any, ...], arrivals: tuple[int, ...]) -> list[int]:
+    """The atoms of a query's places, one for each time."""
+    return [*changes[0::3], *changes[2::3], *arrivals]
 
 
 def _reach(before: list[Any], after: list[Any], kinds: tuple[type, ...]) -> tuple[Any, ...] | None:

@@ -17,7 +17,7 @@ terms only, so taking a payload's term for true, negated or not, never misses a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import msgspec
@@ -76,8 +76,9 @@ class OneOf(Term, frozen=True, gc=False):
     """`=` and `in`: the value is one of these."""
 
     values: tuple[Scalar, ...]
-    """Sorted by `order`, each once."""
-    members: frozenset[Any]
+    """Sorted, each once."""
+    members: Container[Any]
+    """Their identities: a tuple of few, which is small, or a set."""
 
     def test(self, value: Any) -> bool:
         kind = type(value)
@@ -114,9 +115,14 @@ class Like(Term, frozen=True, gc=False):
     """`like`: a text that holds the pattern."""
 
     pattern: str
+    plain: patterns.Plain | None
 
     def test(self, value: Any) -> bool:
-        return type(value) is str and patterns.compile(self.pattern)(value)
+        if type(value) is not str:
+            return False
+        if self.plain is not None:
+            return self.plain.test(value)
+        return patterns.compile(self.pattern)(value)
 
 
 class Has(Term, frozen=True, gc=False):
