@@ -7,8 +7,8 @@ from typing import Any
 
 from skerry import Client
 from skerry.feeds.subscription import QuerySubscription
-from skerry.model.feeds import Received
-from skerry.testing import LocalFabric
+from skerry.model.feeds import Joined, Left, Received
+from skerry.testing import LocalFabric, LocalSite
 
 ROOM = 'Location/Building = "Soda" and Location/Room = "410"'
 
@@ -100,3 +100,55 @@ async def test_a_feed_goes_on_when_its_log_moves_and_fails_over() -> None:
                     await asyncio.sleep(0.01)
             reading.cancel()
         assert numbers == [str(n) for n in range(150)]
+
+
+async def read_some(client: Client, count: int, **options: Any) -> list[Any]:
+    """What the durable query `q` has next; acknowledged, item by item."""
+    items: list[Any] = []
+    async with client.query('room = "410"', durable="q", **options) as found, asyncio.timeout(20):
+        while len(items) < count:
+            item = await anext(found)
+            found.ack(item)
+            match item:
+                case Received(event=event):
+                    items.append(event.data.decode())
+                case Joined(feed=feed) | Left(feed=feed):
+                    items.append((type(item).__name__, feed.metadata.get("name")))
+    return items
+
+
+async def test_a_durable_query_gives_what_feeds_published_while_they_matched(
+    client: Client,
+) -> None:
+    stays = await client.feed({"room": "410", "name": "stays"})
+    leaves = await client.feed({"room": "410", "name": "leaves"})
+    comes = await client.feed({"room": "409", "name": "comes"})
+    items = await read_some(client, 2)
+    assert sorted(items) == [("Joined", "leaves"), ("Joined", "stays")]
+    await stays.publish("s1")
+    await leaves.publish("l1")
+    await comes.publish("not yet")
+    await leaves.publish("not any more", change={"room": "411"})
+    await comes.publish("c1", change={"room": "410"})
+    await stays.publish("gone for a while", change={"room": "412"})
+    await stays.publish("s2", change={"room": "410"})
+    items = await read_some(client, 8)
+    assert [item for item in items if isinstance(item, str) and item[0] == "s"] == ["s1", "s2"]
+    assert set(items) == {
+        ("Joined", "stays"), "s1", "s2",
+        ("Joined", "leaves"), "l1", ("Left", "leaves"),
+        ("Joined", "comes"), "c1",
+    }  # fmt: skip
+    await comes.publish("c2")
+    assert set(await read_some(client, 3)) == {("Joined", "stays"), ("Joined", "comes"), "c2"}
+
+
+async def test_what_was_not_acknowledged_comes_again(client: Client, site: LocalSite) -> None:
+    feed = await client.feed({"room": "410", "name": "a"}, permanent=True)
+    async with site.connect() as reader:
+        found = await reader.query('room = "410"', durable="q")
+        for n in range(3):
+            await feed.publish(str(n))
+        assert await take(found, 4) == [("Joined", feed.id), "0", "1", "2"]
+        # Nothing is acknowledged, and the client vanishes.
+    assert await read_some(client, 4) == [("Joined", "a"), "0", "1", "2"]

@@ -31,6 +31,7 @@ from skerry.errors import (
     SkerryError,
     Unavailable,
 )
+from skerry.feeds.durable import DurableQuery
 from skerry.feeds.feed import FeedHandle, FeedKeeper
 from skerry.feeds.subscription import WINDOW as QUERY_WINDOW
 from skerry.feeds.subscription import QuerySubscription
@@ -438,16 +439,26 @@ class Client:
                 return found
 
     def query(
-        self, text: str, *, from_time: datetime | None = None, window: int = QUERY_WINDOW
+        self,
+        text: str,
+        *,
+        from_time: datetime | None = None,
+        durable: str | None = None,
+        window: int = QUERY_WINDOW,
     ) -> Opening[QuerySubscription]:
         """Subscribe by query: `async with client.query('Room = "410"') as found`, then `async for
         item in found`. It yields `Joined`, `Left`, `Received` (an event) and `Missed`.
 
-        `from_time` begins with what the feeds that match now published since.
+        `from_time` begins with what the feeds that match now published since. `durable` names a
+        query that goes on where it was at this site, also after a crash; acknowledge its items with
+        `found.ack(item)`.
         """
         opened = self._open
-        subscription = QuerySubscription(
-            opened.jetstream, opened.routes, opened.reader, text, from_time=from_time, window=window
+        parts = (opened.jetstream, opened.routes, opened.reader, text)
+        subscription = (
+            QuerySubscription(*parts, from_time=from_time, window=window)
+            if durable is None
+            else DurableQuery(*parts, name=durable, from_time=from_time, window=window)
         )
         return Opening(subscription.open())
 

@@ -57,6 +57,9 @@ REMEMBERED = 3600
 """Seconds that the record of a removed feed stays: for so long it is told to those who were away,
 later they miss it among the records."""
 MAX_OWNER = 128
+VERSIONS = 8
+"""Versions of each feed's record that are kept: what a durable query that was away needs to tell
+when a feed matched and when not."""
 
 Names = Callable[[], Iterable[str]]
 
@@ -324,7 +327,7 @@ class Feeds:
             return
         for name, settings in (
             (feed_log(self.site), {}),
-            (feed_records(self.site), {"keep_last": 1}),
+            (feed_records(self.site), {"keep_last": VERSIONS}),
         ):
             request = TopicRequest(name, settings)
             await self._control.call("open.topic.create", msgspec.json.encode(request))
@@ -381,7 +384,7 @@ class Feeds:
                     if not newest:
                         self._is_caught_up(name, site)
                     async for event in events:
-                        self._take(msgspec.json.decode(event.data, type=Feed))
+                        self._take(msgspec.json.decode(event.data, type=Feed), event.index)
                         if event.index >= newest and not self._caught_up[name].is_set():
                             self._is_caught_up(name, site)
             except UnknownTopic:
@@ -402,8 +405,8 @@ class Feeds:
                 self._leases.setdefault(feed.owner, now + RegisterRequest(owner="").lease)
         self._caught_up[name].set()
 
-    def _take(self, feed: Feed) -> None:
-        counts = self.view.take(feed)
+    def _take(self, feed: Feed, index: int) -> None:
+        counts = self.view.take(feed, index)
         ours = self._own.get(feed.id)
         if counts and ours is not None and feed.site != self.site and not feed.removed:
             # Its owner went to another site with it, or somebody had registered it earlier there.

@@ -61,7 +61,7 @@ class _Told(NamedTuple):
     before: int
 
 
-class _Member:
+class Member:
     """A feed that matches, and how far it was taken."""
 
     def __init__(self, feed: Feed, place: Place) -> None:
@@ -69,6 +69,8 @@ class _Member:
         self.place = place
         self.last = feed.at
         """Every event up to this index was handed out, or is not meant."""
+        self.start: int | None = None
+        """What `last` was before the first event was handed out."""
         self.remainder: Remainder | None = None
         """What is asked of each event's payload; None: nothing."""
         self.sid = b""
@@ -82,6 +84,10 @@ class _Member:
         """The first index that is known to be missing; 0: none is."""
         self.is_behind = False
         """Whether events were left in the log because the reader is slow."""
+        self.past: dict[int, bool] = {}
+        """Earlier versions, and whether the feed matched in them."""
+        self.ends = False
+        """Whether it left already, and only what it had published before is still to come."""
         self.is_gone = False
         self.work: asyncio.Task[None] | None = None
 
@@ -115,11 +121,13 @@ class QuerySubscription(Listener):
         self._from_time = from_time
         self._window = window
         self._holder = secrets.token_hex(8)
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, Member] = {}
         self._items: deque[Item] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._number = 0
         """Of the last differences that were taken in."""
+        self._marks: dict[str, int] = {}
+        """How far into each site's records of feeds they go."""
         self._news: asyncio.Queue[Differences | None] = asyncio.Queue()
         self._room = asyncio.Event()
         self._room.set()
@@ -192,6 +200,10 @@ class QuerySubscription(Listener):
                 await self._call("open.query.close")
         self._wake()
 
+    def ack(self, item: Item) -> None:
+        """Say that an item is done with."""
+        raise BadSetting("only durable queries acknowledge", "Ask it with durable=….")
+
     # What the agent tells
 
     def _listen(self) -> None:
@@ -210,6 +222,7 @@ class QuerySubscription(Listener):
                 await self._ask_anew()
             elif news.number == self._number + 1:
                 self._number = news.number
+                self._marks |= news.marks
                 for feed in news.left:
                     self._leave(feed)
                 for feed in news.joined:
@@ -242,6 +255,7 @@ class QuerySubscription(Listener):
             answer = msgspec.json.decode(data, type=QueryAnswer)
             if first:
                 self._number, first = answer.number, False
+                self._marks |= answer.marks
             found |= {feed.id: feed for feed in answer.feeds}
             if not answer.more:
                 return found
@@ -279,13 +293,13 @@ class QuerySubscription(Listener):
             else:
                 self._renew_member(member, feed)
 
-    async def _admit(self, feed: Feed) -> _Member | None:
+    async def _admit(self, feed: Feed) -> Member | None:
         try:
             place = await self._homes.place(feed.topic)
         except (UnknownTopic, Unavailable) as error:
             log.warning("the feed %s cannot be followed: %s", feed.id, error)
             return None
-        member = self._members[feed.id] = _Member(feed, place)
+        member = self._members[feed.id] = Member(feed, place)
         self._renew_member(member, feed)
         self._put(Joined(feed))
         member.follower = _Follower(self, member)
@@ -293,7 +307,7 @@ class QuerySubscription(Listener):
         self._hear(member)
         return member
 
-    def _renew_member(self, member: _Member, feed: Feed) -> None:
+    def _renew_member(self, member: Member, feed: Feed) -> None:
         member.feed = feed
         if self.query.needs_payload:
             remainder = self.query.given(feed.described())
@@ -304,7 +318,7 @@ class QuerySubscription(Listener):
         if member is not None and feed.version >= member.feed.version:
             self._drop(member)
 
-    def _drop(self, member: _Member) -> None:
+    def _drop(self, member: Member) -> None:
         del self._members[member.feed.id]
         self._deafen(member)
         member.is_gone = True
@@ -314,7 +328,7 @@ class QuerySubscription(Listener):
 
     # Events
 
-    def _hear(self, member: _Member) -> None:
+    def _hear(self, member: Member) -> None:
         if not is_feed_log(member.place.owner):
             member.work = self._spawn(self._follow(member))
             return
@@ -325,14 +339,14 @@ class QuerySubscription(Listener):
 
         member.sid = self._connection.subscribe(subject, on_event)
 
-    def _deafen(self, member: _Member) -> None:
+    def _deafen(self, member: Member) -> None:
         if member.sid:
             self._connection.unsubscribe(member.sid)
             member.sid = b""
         if member.is_gone and member.follower is not None:
             self._routes.unfollow(member.place.owner, member.follower)
 
-    def _on_event(self, member: _Member, head: bytes, data: bytes) -> None:
+    def _on_event(self, member: Member, head: bytes, data: bytes) -> None:
         event = stored_event(head, data)
         if member.is_gone or member.is_behind or event.index <= member.last:
             return
@@ -345,34 +359,39 @@ class QuerySubscription(Listener):
                 member.must_fill = True
             self._work(member)
 
-    def _hand_out(self, member: _Member, told: _Told) -> bool:
+    def _hand_out(self, member: Member, told: _Told) -> bool:
         """Hand an event out, or leave it in the log. False: something must be found out first."""
         event = told.event
         if told.before > member.last:
             member.must_fill = True
             member.lacks = told.before
             return False
-        if event.feed_version > member.feed.version:
+        version = event.feed_version
+        if version > member.feed.version:
             return False
-        if member.remainder is None or member.remainder.matches(_decoded(event.data)):
+        if member.past.get(version, not member.ends) and (
+            member.remainder is None or member.remainder.matches(_decoded(event.data))
+        ):
             if len(self._items) >= self._window:
                 member.is_behind = True
                 member.lacks = event.index
                 return True
+            if member.start is None:
+                member.start = member.last
             self._put(Received(member.feed, event))
         member.last = event.index
         return True
 
-    def _fill(self, member: _Member) -> None:
+    def _fill(self, member: Member) -> None:
         """Fetch what the home has behind what we have."""
         member.must_fill = True
         self._work(member)
 
-    def _work(self, member: _Member) -> None:
+    def _work(self, member: Member) -> None:
         if member.work is None and not self._closed and is_feed_log(member.place.owner):
             member.work = self._spawn(self._do_work(member))
 
-    async def _do_work(self, member: _Member) -> None:
+    async def _do_work(self, member: Member) -> None:
         """Fill gaps and ask for versions, until everything that waits is handed out."""
         try:
             while (member.must_fill or member.held) and not member.is_gone:
@@ -391,7 +410,7 @@ class QuerySubscription(Listener):
         finally:
             member.work = None
 
-    async def _try_fill(self, member: _Member) -> bool:
+    async def _try_fill(self, member: Member) -> bool:
         """Take what the home has, as much as there is room for; False: it does not answer."""
         member.is_behind = False
         try:
@@ -411,9 +430,11 @@ class QuerySubscription(Listener):
             self._put(Missed(member.feed, member.lacks, member.lacks))
             member.last = member.lacks
         member.lacks, member.since = 0, None
+        if member.ends and not member.is_gone:
+            self._drop(member)
         return True
 
-    async def _know(self, member: _Member, version: int) -> None:
+    async def _know(self, member: Member, version: int) -> None:
         """Find out whether the feed matches in that version, as soon as the site knows it."""
         request = CheckRequest(key=self.query.key, feed=member.feed.id, version=version)
         while not member.is_gone:
@@ -435,7 +456,7 @@ class QuerySubscription(Listener):
                 continue  # the site does not know it yet
             return
 
-    async def _follow(self, member: _Member) -> None:
+    async def _follow(self, member: Member) -> None:
         """A feed on a topic of its own is followed like any topic."""
         topic = member.feed.topic
         while not member.is_gone:
@@ -462,7 +483,7 @@ class QuerySubscription(Listener):
 
     # What else happens
 
-    def moved(self, member: _Member, entry: TopicEntry) -> None:
+    def moved(self, member: Member, entry: TopicEntry) -> None:
         """A feed's topic has another home."""
         if not member.is_gone and entry.home != member.place.home:
             self._deafen(member)
@@ -541,7 +562,7 @@ class QuerySubscription(Listener):
 class _Follower:
     """Told when a member's topic moves."""
 
-    def __init__(self, subscription: QuerySubscription, member: _Member) -> None:
+    def __init__(self, subscription: QuerySubscription, member: Member) -> None:
         self._subscription = subscription
         self._member = member
 

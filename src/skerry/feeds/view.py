@@ -55,11 +55,14 @@ class View:
         self._index = QueryIndex()
         self._known: dict[str, _Known] = {}
         self._queries: dict[str, _Query] = {}
+        self._marks: dict[str, int] = {}
+        """How far each site's records were read."""
 
     # Feeds
 
-    def take(self, feed: Feed) -> bool:
-        """What a site says of a feed; whether it counts."""
+    def take(self, feed: Feed, index: int) -> bool:
+        """What a site says of a feed, at an index of its records; whether it counts."""
+        self._marks[feed.site] = max(index, self._marks.get(feed.site, 0))
         held = self.feed(feed.id) if feed.id in self._known else None
         if held is not None and not takes_over(feed, held):
             return False
@@ -79,7 +82,8 @@ class View:
     def forget_site(self, site: str) -> None:
         """The records of a site are gone, and its feeds with them."""
         for id in [id for id, known in self._known.items() if known.site == site]:
-            self.take(msgspec.structs.replace(self.feed(id), removed=True))
+            self.take(msgspec.structs.replace(self.feed(id), removed=True), 0)
+        self._marks.pop(site, None)
 
     def feed(self, id: str) -> Feed:
         """A feed as it is known. Raises `UnknownFeed`."""
@@ -123,7 +127,9 @@ class View:
             self._index.add(query)
         entry.holders[holder] = now + HELD
         feeds, more = self.page(query, after)
-        return QueryAnswer(key=query.key, number=entry.number, feeds=feeds, more=more)
+        return QueryAnswer(
+            key=query.key, number=entry.number, feeds=feeds, more=more, marks=dict(self._marks)
+        )
 
     def renew(self, key: str, holder: str, now: float) -> int | None:
         """The subscriber is still there. The number of the last differences; None: it was
@@ -171,5 +177,6 @@ class View:
                     number=entry.number,
                     joined=[feeds[d.feed] for d in differences if d.joined],
                     left=[feeds[d.feed] for d in differences if not d.joined],
+                    marks={feed.site: self._marks[feed.site] for feed in feeds.values()},
                 ),
             )

@@ -213,6 +213,8 @@ class QueryAnswer(msgspec.Struct, kw_only=True):
     number: int
     feeds: list[Feed]
     more: bool = False
+    marks: dict[str, int] = {}
+    """By site: how far into its records of feeds this goes."""
 
 
 class Differences(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -221,6 +223,8 @@ class Differences(msgspec.Struct, kw_only=True, omit_defaults=True):
     number: int
     joined: list[Feed] = []
     left: list[Feed] = []
+    marks: dict[str, int] = {}
+    """As in `QueryAnswer`; only what changed."""
 
 
 class CheckRequest(msgspec.Struct, kw_only=True):

@@ -119,6 +119,11 @@ def feed_records(site: str) -> str:
     return f"feeds/{site}/about"
 
 
+def feed_queries(site: str) -> str:
+    """The topic that keeps where the durable queries of `site` are."""
+    return f"feeds/{site}/queries"
+
+
 def is_feed_log(topic: str) -> bool:
     """Whether `topic` is some site's feed log."""
     tokens = topic.split("/")

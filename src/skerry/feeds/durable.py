@@ -1,0 +1,169 @@
+"""A durable query: it goes on where it was, also after a crash.
+
+What was acknowledged is written down at the site, a moment later: which feeds matched, how far each
+was read, and how far the records of feeds were known. When the query is opened again, the versions
+of each feed that were recorded since tell in which of them it matched; events name the version they
+were published under. So a feed that left, or left and came back, while nobody read gives exactly
+what it published while it matched, as far as versions are kept (`skerry.feeds.site`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import msgspec
+
+from skerry.engine.answers import ask
+from skerry.errors import BadSetting, IndexUnavailable, SkerryError, UnknownTopic
+from skerry.feeds.subscription import Item, Member, QuerySubscription
+from skerry.log.append import Publisher
+from skerry.model.control import TopicRequest
+from skerry.model.feeds import Feed, Received
+from skerry.model.names import check_subscription, feed_queries, feed_records
+
+SAVE = 0.5
+"""Seconds between two writings of a position."""
+
+
+class Place(msgspec.Struct, array_like=True):
+    """How far one feed was read."""
+
+    feed: Feed
+    last: int
+
+
+class State(msgspec.Struct, kw_only=True):
+    """Where a durable query is."""
+
+    text: str
+    marks: dict[str, int]
+    places: list[Place]
+
+
+class DurableQuery(QuerySubscription):
+    """Acknowledge what is done with, `ack(item)`: what is not may come again after a crash. One
+    reader at a time."""
+
+    def __init__(self, *arguments: Any, name: str, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.name = check_subscription(name)
+        self._acked: dict[str, int] = {}
+        self._dirty = asyncio.Event()
+        self._publisher: Publisher | None = None
+
+    def ack(self, item: Item) -> None:
+        """Say that an item, and those of its feed before it, are done with."""
+        if isinstance(item, Received):
+            index = max(item.event.index, self._acked.get(item.feed.id, 0))
+            self._acked[item.feed.id] = index
+        self._dirty.set()
+
+    async def close(self) -> None:
+        """Stop, and write down where it is."""
+        if self._closed:
+            return
+        if self._publisher is not None:
+            with contextlib.suppress(SkerryError, TimeoutError):
+                async with asyncio.timeout(2):
+                    await self._save()
+            self._publisher.close()
+        await super().close()
+
+    async def _begin(self) -> None:
+        topic = feed_queries(self._routes.site)
+        request = TopicRequest(topic, {"keep_last": 1})
+        await ask(self._jetstream, self._routes.site, "open.topic.create", request)
+        self._publisher = Publisher(self._connection, self._routes, topic)
+        state = await self._stored(f"{topic}/{self.name}")
+        if state is None:
+            await super()._begin()
+        else:
+            await self._resume(state)
+        self._dirty.set()
+        self._spawn(self._keep())
+
+    async def _stored(self, topic: str) -> State | None:
+        latest = await self._reader.latest_index(topic)
+        if not latest:
+            return None
+        with contextlib.suppress(IndexUnavailable):
+            event = await self._reader.get(topic, latest)
+            state = msgspec.json.decode(event.data, type=State)
+            if state.text != self.query.text:
+                raise BadSetting(
+                    f"the durable query {self.name!r} asks something else: {state.text}",
+                    "Choose another name, or ask the same.",
+                )
+            return state
+        return None
+
+    async def _resume(self, state: State) -> None:
+        now = await self._ask_all()
+        before = {place.feed.id: place for place in state.places}
+        for id in now.keys() | before.keys():
+            place = before.get(id)
+            feed = now.get(id) or before[id].feed
+            past = await self._past(feed)
+            known = place.feed.version if place else 0
+            mark = state.marks.get(feed.site, 0)
+            new = [f for index, f in past if f.version > known and (place or index > mark)]
+            if place is None:
+                first = next((f for f in new if not f.removed and self._matched(f)), feed)
+                last = first.at
+            else:
+                last = place.last
+            if id not in now and place is None:
+                continue
+            member = await self._admit(feed)
+            if member is None:
+                continue
+            member.last = last
+            member.past = {f.version: not f.removed and self._matched(f) for f in new}
+            if id not in now:
+                member.past[known] = True
+                member.ends = True
+            self._fill(member)
+
+    def _matched(self, feed: Feed) -> bool:
+        return self.query.matches(feed.described())
+
+    async def _past(self, feed: Feed) -> list[tuple[int, Feed]]:
+        """The versions of a feed that are recorded, with their indexes."""
+        topic = f"{feed_records(feed.site)}/{feed.id}"
+        try:
+            return [
+                (event.index, msgspec.json.decode(event.data, type=Feed))
+                async for event in self._reader.read(topic)
+            ]
+        except (UnknownTopic, IndexUnavailable):
+            return []
+
+    async def _keep(self) -> None:
+        while True:
+            await self._dirty.wait()
+            await self._save()
+            await asyncio.sleep(SAVE)
+
+    async def _save(self) -> None:
+        assert self._publisher is not None
+        self._dirty.clear()
+        places = [
+            Place(member.feed, self._acked.get(id, _start(member)))
+            for id, member in self._members.items()
+            if not member.ends
+        ]
+        state = State(text=self.query.text, marks=self._marks, places=places)
+        topic = f"{feed_queries(self._routes.site)}/{self.name}"
+        await (await self._publisher.send(msgspec.json.encode(state), topic=topic))
+
+    def _drop(self, member: Member) -> None:
+        super()._drop(member)
+        self._acked.pop(member.feed.id, None)
+        self._dirty.set()
+
+
+def _start(member: Member) -> int:
+    """Where to go on with a feed of which nothing was acknowledged."""
+    return member.last if member.start is None else member.start
