@@ -14,6 +14,7 @@ import msgspec
 import uvloop
 
 from bench import (
+    cqbs,
     failover,
     join,
     latency,
@@ -39,6 +40,7 @@ BENCHMARKS = [
     *wan.BENCHMARKS,
     *join.BENCHMARKS,
     *query.BENCHMARKS,
+    *cqbs.BENCHMARKS,
     *spark.BENCHMARKS,
 ]
 ORDER = [id for benchmark in BENCHMARKS for id in benchmark.ids]

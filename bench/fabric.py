@@ -112,6 +112,12 @@ class Fabric:
         os.kill(pid, signal.SIGKILL)
         return moment
 
+    async def kill(self, name: str) -> None:
+        """Lose a site: its agent is killed, and its engine dies with it."""
+        process = self._processes[name]
+        process.kill()
+        await asyncio.to_thread(process.wait)
+
     async def create(self, **settings: Any) -> str:
         """A fresh topic; return its name once every site knows it."""
         self._topics += 1

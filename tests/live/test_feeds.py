@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from skerry import Client
+import msgspec
+import pytest
+
+import skerry
+from skerry import Client, errors
 from skerry.feeds.subscription import QuerySubscription
-from skerry.model.feeds import Joined, Left, Received
+from skerry.model.feeds import Joined, Left, Missed, Received
 from skerry.testing import LocalFabric, LocalSite
+from tests.conftest import until
 
 ROOM = 'Location/Building = "Soda" and Location/Room = "410"'
 
@@ -20,7 +28,7 @@ async def take(found: QuerySubscription, count: int) -> list[Any]:
         while len(items) < count:
             item = await anext(found)
             if isinstance(item, Received):
-                items.append(item.event.data.decode())
+                items.append(item.event.data.decode("utf-8", "replace"))
             else:
                 items.append((type(item).__name__, item.feed.id))
     return items
@@ -132,10 +140,10 @@ async def test_a_durable_query_gives_what_feeds_published_while_they_matched(
     await comes.publish("c1", change={"room": "410"})
     await stays.publish("gone for a while", change={"room": "412"})
     await stays.publish("s2", change={"room": "410"})
-    items = await read_some(client, 8)
+    items = await read_some(client, 10)
     assert [item for item in items if isinstance(item, str) and item[0] == "s"] == ["s1", "s2"]
     assert set(items) == {
-        ("Joined", "stays"), "s1", "s2",
+        ("Joined", "stays"), "s1", ("Left", "stays"), "s2",
         ("Joined", "leaves"), "l1", ("Left", "leaves"),
         ("Joined", "comes"), "c1",
     }  # fmt: skip
@@ -152,3 +160,197 @@ async def test_what_was_not_acknowledged_comes_again(client: Client, site: Local
         assert await take(found, 4) == [("Joined", feed.id), "0", "1", "2"]
         # Nothing is acknowledged, and the client vanishes.
     assert await read_some(client, 4) == [("Joined", "a"), "0", "1", "2"]
+
+
+async def test_payloads_are_asked_for_too(client: Client) -> None:
+    query = 'kind = "room" and (payload.temp > 30 or alarm = true)'
+    async with client.query(query) as found:
+        feed = await client.feed({"kind": "room"})
+        for data in ('{"temp": 29}', '{"temp": 31}', "no json", '{"temp": "hot"}'):
+            await feed.publish(data)
+        await feed.publish(msgspec.msgpack.encode({"temp": 40}))
+        await feed.publish("whatever", change={"alarm": True})
+        await feed.publish('{"temp": 1}', change={"alarm": None})
+        await feed.publish('{"temp": 99}')
+        items = await take(found, 5)
+    assert items[:2] == [("Joined", feed.id), '{"temp": 31}']
+    assert items[3:] == ["whatever", '{"temp": 99}']
+
+
+async def test_history_comes_first_if_asked_for(client: Client) -> None:
+    feed = await client.feed({"room": "410"})
+    await feed.publish("old")
+    began = datetime.now(UTC)
+    for n in range(600):
+        await feed.send(str(n))
+    await feed.publish("600")
+    async with client.query('room = "410"', from_time=began) as found:
+        await feed.publish("601")
+        assert await take(found, 603) == [("Joined", feed.id), *map(str, range(602))]
+
+
+async def test_a_feed_may_publish_to_a_topic_of_its_own(client: Client) -> None:
+    await client.create_topic("sensors")
+    async with client.query('room = "410"') as found:
+        feed = await client.feed({"room": "410"}, topic="sensors/a")
+        await client.publish("sensors/b", "of nobody's feed")
+        await feed.publish("1")
+        await feed.publish("2", change={"room": "411"})
+        await feed.publish("3", change={"room": "410"})
+        joined, left = ("Joined", feed.id), ("Left", feed.id)
+        assert await take(found, 5) == [joined, "1", left, joined, "3"]
+    assert feed.topic == "sensors/a"
+    with pytest.raises(errors.UnknownTopic):
+        await client.feed({"room": "410"}, topic="nowhere/at/all")
+
+
+async def test_feeds_expire_with_their_clients_unless_they_are_permanent(
+    client: Client, site: LocalSite
+) -> None:
+    async with site.connect() as other:
+        gone = await other.feed({"a": 1}, lease=1)
+        stays = await other.feed({"a": 2}, permanent=True, lease=1)
+        async with client.query("has a") as found:
+            await take(found, 2)
+            await other.close()
+            assert await take(found, 1) == [("Left", gone.id)]
+    assert [feed.id for feed in await client.feeds()] == [stays.id]
+    assert [feed.id for feed in await client.feeds("a = 1")] == []
+
+
+async def test_feeds_outlive_their_site(tmp_path: Path) -> None:
+    """They are there when the site is, and expire only when their owners had time to come back."""
+    async with LocalSite(data=tmp_path) as site, site.connect() as client:
+        feed = await client.feed({"a": 1}, owner="me")
+        await feed.publish("1")
+    async with LocalSite(data=tmp_path) as site, site.connect() as client:
+        assert [feed.metadata for feed in await client.feeds()] == [{"a": 1}]
+        again = await client.feed({"a": 1}, id=feed.id, owner="me")
+        async with client.query("a = 1") as found:
+            await again.publish("2")
+            assert await take(found, 2) == [("Joined", feed.id), "2"]
+
+
+async def test_a_feed_goes_with_its_client_to_another_site() -> None:
+    async with LocalFabric(["hub", "farm", "lab"]) as fabric, fabric.connect("hub") as hub:
+        targets = [fabric["farm"].data, fabric["lab"].data]
+        async with skerry.connect(targets, timeout=60) as client, hub.query("a = 1") as found:
+            feed = await client.feed({"a": 1})
+            await feed.publish("1")
+            own = client.site
+            await fabric.crash(own)
+            await until(lambda: feed.feed.site != own, 30)
+            await feed.publish("2")
+            items = await take(found, 5)
+            assert [item for item in items if isinstance(item, str)] == ["1", "2"]
+            assert len(await hub.feeds("a = 1")) == 1
+
+
+async def test_an_id_belongs_to_one_owner(client: Client, site: LocalSite) -> None:
+    feed = await client.feed({"a": 1})
+    async with site.connect() as other:
+        with pytest.raises(errors.FeedTaken, match="belongs to"):
+            await other.feed({"a": 2}, id=feed.id)
+    same = await client.feed({"a": 3}, id=feed.id)
+    assert [feed.metadata for feed in await client.feeds()] == [{"a": 3}]
+    assert same.feed.version == 2
+
+
+async def test_an_id_that_two_owners_register_at_once_belongs_to_the_first() -> None:
+    id = str(uuid.uuid4())
+    async with (
+        LocalFabric(["hub", "farm"]) as fabric,
+        fabric.connect("hub") as hub,
+        fabric.connect("farm") as farm,
+    ):
+        both = await asyncio.gather(
+            hub.feed({"at": "hub"}, id=id, owner="one"),
+            farm.feed({"at": "farm"}, id=id, owner="two"),
+            return_exceptions=True,
+        )
+        held = [feed for feed in both if not isinstance(feed, BaseException)]
+        assert held
+        assert all(isinstance(error, errors.FeedTaken) for error in both if error not in held)
+        first = min((feed.feed for feed in held), key=lambda feed: feed.since)
+
+        async def agreed() -> bool:
+            return await hub.feeds() == await farm.feeds() == [first]
+
+        await until(agreed)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"skerry/site": "x"}, "is reserved"),
+        ({"payload": "x"}, "is reserved"),
+        ({f"k{n}": n for n in range(100_000)}, "has 100000 keys"),
+        ({"a": "x" * 1_000_000}, "has 1000000 bytes"),
+        ({"a": "\ud800"}, "no valid text"),
+        ({"a": float("nan")}, "is nan"),
+        ({"a": {"b": 1}}, "is or holds dict"),
+    ],
+)
+async def test_metadata_that_cannot_be_taken_is_refused(
+    client: Client, metadata: Any, message: str
+) -> None:
+    with pytest.raises(errors.BadMetadata, match=message):
+        await client.feed(metadata)
+    async with await client.feed({"a": 1}) as feed:
+        with pytest.raises(errors.BadMetadata, match=message):
+            await feed.set(metadata)
+        assert feed.metadata == {"a": 1}
+    assert await client.feeds() == []
+
+
+async def test_a_query_that_cannot_be_read_says_where(client: Client) -> None:
+    with pytest.raises(errors.BadQuery) as caught:
+        client.query('room = "410" and and x')
+    assert caught.value.column == 18
+    with pytest.raises(errors.BadQuery):
+        await client.feeds("room =")
+
+
+async def test_a_slow_reader_gets_everything_and_keeps_little(client: Client) -> None:
+    async with client.query("a = 1", window=10) as slow, client.query("a = 1") as quick:
+        feed = await client.feed({"a": 1})
+        for n in range(1000):
+            await feed.send(str(n))
+        await feed.publish("1000")
+        expected = [("Joined", feed.id), *map(str, range(1001))]
+        assert await take(quick, 1002) == expected
+        assert len(slow._items) <= 11
+        assert await take(slow, 1002) == expected
+
+
+async def test_what_aged_out_before_a_slow_reader_took_it_is_told(
+    client: Client, admin: Client
+) -> None:
+    async with client.query("a = 1", window=10) as slow:
+        feed = await client.feed({"a": 1})
+        await admin.set_topic("feeds/local/log", max_events=50)
+        for n in range(200):
+            await feed.publish(str(n))
+        items: list[Any] = []
+        async with asyncio.timeout(20):
+            while not (
+                items and getattr(items[-1], "event", None) and items[-1].event.index == 200
+            ):
+                items.append(await anext(slow))
+    (missed,) = [item for item in items if isinstance(item, Missed)]
+    got = [item.event.index for item in items if isinstance(item, Received)]
+    assert sorted([*got, *range(missed.first, missed.last + 1)]) == list(range(1, 201))
+
+
+async def test_what_a_feed_published_before_it_left_comes_again_until_it_is_acknowledged(
+    client: Client,
+) -> None:
+    feed = await client.feed({"room": "410", "name": "a"})
+    async with client.query('room = "410"', durable="q") as found:
+        await take(found, 1)
+        await feed.publish("1")
+        await feed.publish("elsewhere", change={"room": "411"})
+        assert await take(found, 2) == ["1", ("Left", feed.id)]
+    assert await read_some(client, 3) == [("Joined", "a"), "1", ("Left", "a")]
+    await feed.publish("2", change={"room": "410"})
+    assert await read_some(client, 2) == [("Joined", "a"), "2"]

@@ -31,10 +31,7 @@ from skerry.errors import (
     SkerryError,
     Unavailable,
 )
-from skerry.feeds.durable import DurableQuery
 from skerry.feeds.feed import FeedHandle, FeedKeeper
-from skerry.feeds.subscription import WINDOW as QUERY_WINDOW
-from skerry.feeds.subscription import QuerySubscription
 from skerry.log.append import Publisher
 from skerry.log.follow import Subscription
 from skerry.log.frames import new_id
@@ -54,12 +51,14 @@ from skerry.model.control import (
     TopicRequest,
 )
 from skerry.model.event import Event, check_id
-from skerry.model.feeds import Feed, Metadata
+from skerry.model.feeds import FEED_LEASE, Feed, Metadata
 from skerry.model.names import check_topic
 from skerry.model.topic import Ack, Durability, OnPartition, Topic, TopicSettings
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from skerry.feeds.subscription import QuerySubscription
 
 Target = str | Path | Address
 """A connection file, a site's data folder, or a URL."""
@@ -414,17 +413,18 @@ class Client:
         topic: str | None = None,
         permanent: bool = False,
         owner: str | None = None,
+        lease: float = FEED_LEASE,
     ) -> FeedHandle:
         """Register a feed, which others find by query: `async with await client.feed({…}) as feed`,
         then `await feed.publish(data)` and `await feed.set({"Location/Room": "415"})`.
 
         It publishes to a log of its site, or to `topic`. It goes when its block ends, or when its
-        client vanishes, half a minute later; a `permanent` one stays until it is removed. A feed
+        client vanishes, `lease` seconds later; a `permanent` one stays until it is removed. A feed
         has an `owner`, by default this client: who wants to go on with it later, with the same
         `id`, names itself.
         """
         return await self._open.feeds.register(
-            metadata or {}, id=id, topic=topic, permanent=permanent, owner=owner
+            metadata or {}, id=id, topic=topic, permanent=permanent, owner=owner, lease=lease
         )
 
     async def feeds(self, query: str | None = None) -> list[Feed]:
@@ -444,7 +444,7 @@ class Client:
         *,
         from_time: datetime | None = None,
         durable: str | None = None,
-        window: int = QUERY_WINDOW,
+        window: int = 16384,
     ) -> Opening[QuerySubscription]:
         """Subscribe by query: `async with client.query('Room = "410"') as found`, then `async for
         item in found`. It yields `Joined`, `Left`, `Received` (an event) and `Missed`.
@@ -453,6 +453,10 @@ class Client:
         query that goes on where it was at this site, also after a crash; acknowledge its items with
         `found.ack(item)`.
         """
+        # Not everybody should wait for the language.
+        from skerry.feeds.durable import DurableQuery
+        from skerry.feeds.subscription import QuerySubscription
+
         opened = self._open
         parts = (opened.jetstream, opened.routes, opened.reader, text)
         subscription = (

@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from typing import Any
 
 import msgspec
 
 from skerry.engine.answers import ask
-from skerry.errors import BadSetting, IndexUnavailable, SkerryError, UnknownTopic
+from skerry.errors import BadSetting, IndexUnavailable, SkerryError
 from skerry.feeds.subscription import Item, Member, QuerySubscription
 from skerry.log.append import Publisher
 from skerry.model.control import TopicRequest
-from skerry.model.feeds import Feed, Received
-from skerry.model.names import check_subscription, feed_queries, feed_records
+from skerry.model.feeds import Feed, Left, Received
+from skerry.model.names import check_subscription, feed_queries
 
 SAVE = 0.5
 """Seconds between two writings of a position."""
@@ -50,14 +51,23 @@ class DurableQuery(QuerySubscription):
         super().__init__(*arguments, **options)
         self.name = check_subscription(name)
         self._acked: dict[str, int] = {}
+        self._left: dict[str, deque[Member]] = {}
+        """Members that left, until that is acknowledged: some of their events may not be."""
         self._dirty = asyncio.Event()
         self._publisher: Publisher | None = None
 
     def ack(self, item: Item) -> None:
         """Say that an item, and those of its feed before it, are done with."""
+        id = item.feed.id
+        left = self._left.get(id)
         if isinstance(item, Received):
-            index = max(item.event.index, self._acked.get(item.feed.id, 0))
-            self._acked[item.feed.id] = index
+            index = self._acked[id] = max(item.event.index, self._acked.get(id, 0))
+            while left and (left[0].until or 0) < index:
+                left.popleft()
+        elif isinstance(item, Left) and left:
+            left.popleft()
+        if left is not None and not left:
+            del self._left[id]
         self._dirty.set()
 
     async def close(self) -> None:
@@ -100,45 +110,14 @@ class DurableQuery(QuerySubscription):
         return None
 
     async def _resume(self, state: State) -> None:
-        now = await self._ask_all()
-        before = {place.feed.id: place for place in state.places}
-        for id in now.keys() | before.keys():
-            place = before.get(id)
-            feed = now.get(id) or before[id].feed
-            past = await self._past(feed)
-            known = place.feed.version if place else 0
-            mark = state.marks.get(feed.site, 0)
-            new = [f for index, f in past if f.version > known and (place or index > mark)]
-            if place is None:
-                first = next((f for f in new if not f.removed and self._matched(f)), feed)
-                last = first.at
-            else:
-                last = place.last
-            if id not in now and place is None:
-                continue
-            member = await self._admit(feed)
-            if member is None:
-                continue
-            member.last = last
-            member.past = {f.version: not f.removed and self._matched(f) for f in new}
-            if id not in now:
-                member.past[known] = True
-                member.ends = True
-            self._fill(member)
-
-    def _matched(self, feed: Feed) -> bool:
-        return self.query.matches(feed.described())
-
-    async def _past(self, feed: Feed) -> list[tuple[int, Feed]]:
-        """The versions of a feed that are recorded, with their indexes."""
-        topic = f"{feed_records(feed.site)}/{feed.id}"
-        try:
-            return [
-                (event.index, msgspec.json.decode(event.data, type=Feed))
-                async for event in self._reader.read(topic)
-            ]
-        except (UnknownTopic, IndexUnavailable):
-            return []
+        self._has_begun = True
+        self._settled.clear()
+        for place in state.places:
+            member = Member(place.feed, place.last)
+            member.first_version = 0  # what was not acknowledged may be of earlier ones
+            self._queue(member)
+        await self._compare(await self._ask_all(), state.marks)
+        self._settled.set()
 
     async def _keep(self) -> None:
         while True:
@@ -149,21 +128,16 @@ class DurableQuery(QuerySubscription):
     async def _save(self) -> None:
         assert self._publisher is not None
         self._dirty.clear()
+        first = {member.feed.id: member for member in self._read}
+        first |= {id: left[0] for id, left in self._left.items()}
         places = [
-            Place(member.feed, self._acked.get(id, _start(member)))
-            for id, member in self._members.items()
-            if not member.ends
+            Place(member.feed, max(self._acked.get(id, 0), member.start))
+            for id, member in first.items()
         ]
         state = State(text=self.query.text, marks=self._marks, places=places)
         topic = f"{feed_queries(self._routes.site)}/{self.name}"
         await (await self._publisher.send(msgspec.json.encode(state), topic=topic))
 
     def _drop(self, member: Member) -> None:
+        self._left.setdefault(member.feed.id, deque()).append(member)
         super()._drop(member)
-        self._acked.pop(member.feed.id, None)
-        self._dirty.set()
-
-
-def _start(member: Member) -> int:
-    """Where to go on with a feed of which nothing was acknowledged."""
-    return member.last if member.start is None else member.start

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import uuid
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -13,12 +14,15 @@ import msgspec
 from skerry.engine.answers import ask
 from skerry.engine.jetstream import JetStream
 from skerry.engine.wire import Listener
-from skerry.errors import SkerryError, Unavailable
+from skerry.errors import OutcomeUnknown, SkerryError, Unavailable
 from skerry.log.append import Publisher
 from skerry.model.control import ChangeRequest, RegisterRequest, RemoveRequest, RenewRequest
 from skerry.model.event import VERSION_HEADER
 from skerry.model.feeds import Feed, Metadata, check_change, check_metadata
 from skerry.model.names import feed_log, is_within
+
+AGAIN = 0.1
+"""Seconds before an agent that could not do it is asked again."""
 
 
 class FeedHandle:
@@ -111,7 +115,8 @@ class FeedKeeper(Listener):
         self._publisher = publisher
         self._publishers: dict[str, Publisher] = {}
         self._handles: dict[str, FeedHandle] = {}
-        self._lease = RegisterRequest(owner="").lease
+        self._leases: dict[str, float] = {}
+        """Owners, and for how many seconds their feeds stay when nothing is heard of them."""
         self._renewing: asyncio.Task[None] | None = None
         jetstream.connection.listen(self)
 
@@ -123,17 +128,23 @@ class FeedKeeper(Listener):
         topic: str | None,
         permanent: bool,
         owner: str | None,
+        lease: float,
     ) -> FeedHandle:
         """Register a feed."""
         check_metadata(metadata)
+        owner = owner or self._owner
+        id = id or str(uuid.uuid4())  # so that it can be asked for again
+        lease = min(lease, self._leases.get(owner, lease))
         request = RegisterRequest(
-            owner=owner or self._owner, id=id, topic=topic, metadata=metadata, permanent=permanent
+            owner=owner, id=id, topic=topic, metadata=metadata, permanent=permanent, lease=lease
         )
         feed = await self._register(request)
+        self._leases[owner] = lease
         handle = FeedHandle(self, feed, self._publisher_of(feed))
         self._handles[feed.id] = handle
-        if self._renewing is None:
-            self._renewing = asyncio.create_task(self._renew())
+        if self._renewing is not None:
+            self._renewing.cancel()
+        self._renewing = asyncio.create_task(self._renew())
         return handle
 
     async def change(self, feed: Feed, change: dict[str, Any]) -> Feed:
@@ -167,13 +178,14 @@ class FeedKeeper(Listener):
 
     async def _renew(self) -> None:
         while True:
+            await asyncio.sleep(0)
             for owner in {handle.feed.owner for handle in self._handles.values()}:
                 with contextlib.suppress(SkerryError):
                     await self._renew_all(owner)
-            await asyncio.sleep(self._lease / 3)
+            await asyncio.sleep(min(self._leases.values()) / 3)
 
     async def _renew_all(self, owner: str) -> None:
-        request = RenewRequest(owner=owner, lease=self._lease)
+        request = RenewRequest(owner=owner, lease=self._leases[owner])
         data = await self._ask("open.feed.renew", request)
         there = set(msgspec.json.decode(data, type=list[str]))
         for handle in list(self._handles.values()):
@@ -190,6 +202,7 @@ class FeedKeeper(Listener):
             topic=None if own and feed.site != site else feed.topic,
             metadata=feed.metadata,
             permanent=feed.permanent,
+            lease=self._leases[feed.owner],
         )
         feed = await self._register(request)
         handle.renewed(feed, self._publisher_of(feed))
@@ -205,4 +218,13 @@ class FeedKeeper(Listener):
         return self._publishers[topic]
 
     async def _ask(self, service: str, body: object) -> bytes:
-        return await ask(self._jetstream, self._jetstream.connection.address.site, service, body)
+        """Ask the agent; all that is asked here may be asked again."""
+        connection = self._jetstream.connection
+        deadline = connection.now() + connection.settings.timeout
+        while True:
+            try:
+                return await ask(self._jetstream, connection.address.site, service, body)
+            except (Unavailable, OutcomeUnknown):
+                if connection.now() > deadline:
+                    raise
+            await asyncio.sleep(AGAIN)

@@ -15,7 +15,6 @@ import msgspec
 
 from skerry.engine.jetstream import JetStream
 from skerry.engine.link import Down
-from skerry.engine.wire import NO_RESPONDERS
 from skerry.errors import Unavailable
 from skerry.log.read import Reader, stored_event
 from skerry.log.route import Routes
@@ -24,6 +23,7 @@ from skerry.model.names import stored_subject, stream_of
 
 BATCH = 256
 """Events that are asked for at a time."""
+NO_MORE, NOTHING = 204, 404
 ANSWER = 2.0
 """Seconds without an answer after which the home counts as away."""
 
@@ -106,10 +106,10 @@ class Homes:
                 async with asyncio.timeout(ANSWER):
                     head, data = await answers.get()
                 status = status_of(head)
-                if status == NO_RESPONDERS:
-                    raise Unavailable(f"site {place.home} does not answer for {place.owner}")
+                if status in (NO_MORE, NOTHING):
+                    return
                 if status:
-                    return  # 204: no more; 404: nothing at all
+                    raise Unavailable(f"site {place.home} does not answer for {place.owner}")
                 yield stored_event(head, data)
                 if "batch" not in body:
                     return

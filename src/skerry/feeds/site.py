@@ -30,6 +30,7 @@ from skerry.log.read import Reader
 from skerry.log.route import Routes
 from skerry.model.control import (
     ChangeRequest,
+    CheckAnswer,
     CheckRequest,
     Differences,
     FeedsRequest,
@@ -57,7 +58,7 @@ REMEMBERED = 3600
 """Seconds that the record of a removed feed stays: for so long it is told to those who were away,
 later they miss it among the records."""
 MAX_OWNER = 128
-VERSIONS = 8
+VERSIONS = 32
 """Versions of each feed's record that are kept: what a durable query that was away needs to tell
 when a feed matched and when not."""
 
@@ -101,9 +102,11 @@ class Feeds:
         self._records: Publisher | None = None
         self._own: dict[str, Feed] = {}
         """The feeds registered here, as we last wrote them."""
+        self._owned_by: dict[str, set[str]] = {}
         self._leases: dict[str, float] = {}
         """Owners, and until when they are believed to be there."""
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks: dict[str, tuple[asyncio.Lock, list[None]]] = {}
+        """For each feed that is being changed: a lock, and a None for each who wants it."""
         self._following: dict[str, asyncio.Task[None]] = {}
         self._made: set[str] = set()
         self._caught_up: dict[str, asyncio.Event] = {}
@@ -176,6 +179,7 @@ class Feeds:
                 site=self.site,
                 metadata=metadata,
                 permanent=request.permanent,
+                lease=request.lease,
                 version=held.version + 1 if held else 1,
                 since=held.since if held else time.time_ns(),
                 at=await self._latest(topic),
@@ -210,7 +214,7 @@ class Feeds:
         """An owner is there."""
         self._leases[request.owner] = self._now() + _check_lease(request.lease)
         await self._ready()
-        return [feed.id for feed in self._own.values() if feed.owner == request.owner]
+        return sorted(self._owned_by.get(request.owner, ()))
 
     async def list(self, request: FeedsRequest) -> QueryAnswer:
         """Feeds of all sites that match."""
@@ -235,10 +239,10 @@ class Feeds:
         """A subscriber is gone."""
         self.view.release(request.key, request.holder)
 
-    async def check(self, request: CheckRequest) -> Feed | None:
+    async def check(self, request: CheckRequest) -> CheckAnswer:
         """Whether a feed matches, as soon as that version of it is known here."""
         await self._know(request.feed, request.version)
-        return self.view.matching(request.key, request.feed)
+        return self.view.check(request.key, request.feed)
 
     def _tell(self, key: str, differences: Differences) -> None:
         self._publish(differences_subject(self.site, key), msgspec.json.encode(differences))
@@ -272,17 +276,30 @@ class Feeds:
     async def _write(self, feed: Feed) -> None:
         """Write a record; return when it is durable and known here."""
         assert self._records is not None
-        stored = await self._records.send(
-            msgspec.json.encode(feed),
-            topic=f"{feed_records(self.site)}/{feed.id}",
-            lifespan=REMEMBERED if feed.removed else None,
-        )
-        await stored
+        known = self._expect(feed.id, feed.version)
+        try:
+            stored = await self._records.send(
+                msgspec.json.encode(feed),
+                topic=f"{feed_records(self.site)}/{feed.id}",
+                lifespan=REMEMBERED if feed.removed else None,
+            )
+            await stored
+            self._keep(feed)
+            await asyncio.wait({known}, timeout=KNOW_TIME)
+        finally:
+            known.cancel()
+
+    def _keep(self, feed: Feed) -> None:
+        """Remember one of our own feeds as it was written."""
+        owned = self._owned_by.setdefault(feed.owner, set())
         if feed.removed:
             self._own.pop(feed.id, None)
+            owned.discard(feed.id)
+            if not owned:
+                del self._owned_by[feed.owner]
         else:
             self._own[feed.id] = feed
-            await self._know(feed.id, feed.version)
+            owned.add(feed.id)
 
     async def _remove(self, feed: Feed) -> None:
         at = await self._latest(feed.topic)
@@ -298,28 +315,34 @@ class Feeds:
 
     async def _know(self, id: str, version: int) -> None:
         """Wait until that version of a feed was read from its site's records, but not for ever."""
-        if self.view.version(id) >= version:
-            return
+        if self.view.version(id) < version:
+            await asyncio.wait({self._expect(id, version)}, timeout=KNOW_TIME)
+
+    def _expect(self, id: str, version: int) -> asyncio.Future[None]:
+        """Done when that version of a feed is read, or a later one."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (version, waiter)
         self._waiters.setdefault(id, []).append(entry)
-        try:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(waiter, KNOW_TIME)
-        finally:
+
+        def forget(_: asyncio.Future[None]) -> None:
             self._waiters[id].remove(entry)
             if not self._waiters[id]:
                 del self._waiters[id]
 
+        waiter.add_done_callback(forget)
+        return waiter
+
     @contextlib.asynccontextmanager
     async def _lock(self, id: str) -> AsyncIterator[None]:
-        lock = self._locks.setdefault(id, asyncio.Lock())
+        lock, users = self._locks.setdefault(id, (asyncio.Lock(), []))
+        users.append(None)
         try:
             async with lock:
                 yield
         finally:
-            if not lock.locked():
-                self._locks.pop(id, None)
+            users.pop()
+            if not users:
+                del self._locks[id]
 
     async def _make_logs(self, engine: _Engine) -> None:
         """Have the topics of this site's feeds, from the first registration on."""
@@ -342,16 +365,22 @@ class Feeds:
             await asyncio.sleep(LOOK)
             now = self._now()
             self.view.expire(now)
-            for feed in list(self._own.values()):
-                if feed.permanent or self._leases.get(feed.owner, 0.0) > now:
-                    continue
-                log.info("the feed %s expired: %s is silent", feed.id, feed.owner)
-                try:
-                    async with self._lock(feed.id):
-                        if feed.id in self._own:
-                            await self._remove(self._own[feed.id])
-                except SkerryError as error:
-                    log.warning("the feed %s could not be removed: %s", feed.id, error)
+            for owner in [owner for owner, until in self._leases.items() if until < now]:
+                del self._leases[owner]
+                for id in list(self._owned_by.get(owner, ())):
+                    await self._expire_one(id)
+
+    async def _expire_one(self, id: str) -> None:
+        async with self._lock(id):
+            feed = self._own.get(id)
+            if feed is None or feed.permanent or feed.owner in self._leases:
+                return
+            log.info("the feed %s expired: %s is silent", id, feed.owner)
+            try:
+                await self._remove(feed)
+            except SkerryError as error:
+                log.warning("the feed %s could not be removed: %s", id, error)
+                self._leases[feed.owner] = self._now() + feed.lease  # later, then
 
     # Everybody's feeds
 
@@ -390,6 +419,8 @@ class Feeds:
             except UnknownTopic:
                 self.view.forget_site(site)
                 self._caught_up.pop(name).set()
+                if site == self.site:
+                    self._lose_records()
                 return
             except (SkerryError, Down) as error:
                 log.info("the records of %s cannot be read now: %s", site, error)
@@ -397,12 +428,22 @@ class Feeds:
                     self._caught_up[name].set()  # go on with what is known
             await asyncio.sleep(AGAIN)
 
+    def _lose_records(self) -> None:
+        """Somebody deleted the records of our feeds; they are made anew when one is registered."""
+        if self._records is not None:
+            self._records.close()
+        self._records = None
+        self._made.clear()
+        self._own.clear()
+        self._owned_by.clear()
+
     def _is_caught_up(self, name: str, site: str) -> None:
         if site == self.site and not self._own:
             now = self._now()
             for feed in self.view.owned(site):
-                self._own[feed.id] = feed
-                self._leases.setdefault(feed.owner, now + RegisterRequest(owner="").lease)
+                self._keep(feed)
+                until = now + feed.lease
+                self._leases[feed.owner] = max(until, self._leases.get(feed.owner, 0.0))
         self._caught_up[name].set()
 
     def _take(self, feed: Feed, index: int) -> None:
@@ -413,7 +454,7 @@ class Feeds:
             if feed.owner != ours.owner:
                 log.warning("the feed %s of %r belongs to %r", feed.id, ours.owner, feed.owner)
             self._tasks.spawn(self._write(_gone(ours)))
-        for version, waiter in self._waiters.get(feed.id, ()):
+        for version, waiter in list(self._waiters.get(feed.id, ())):
             if feed.version >= version and not waiter.done():
                 waiter.set_result(None)
 

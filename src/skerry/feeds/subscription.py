@@ -9,8 +9,10 @@ joining the result and being listened to, what a broken link lost, what a reader
 had to drop, and the history.
 
 An event also names the version of its feed's metadata that it was published under. One that is
-newer than what the site last told is held until the site knows that version and says whether the
-feed still matches. So no event of a feed that left is handed out, whichever of the two comes first.
+newer than what we were told is held until the site knows that version and has told what it means.
+A feed that leaves is read up to the event that was its newest when it left, and only then told to
+have left. So whichever comes first, the event or the news, exactly those events are handed out that
+were published while their feed matched.
 """
 
 from __future__ import annotations
@@ -30,23 +32,29 @@ from skerry.engine.answers import ask
 from skerry.engine.jetstream import JetStream
 from skerry.engine.link import Down
 from skerry.engine.wire import Listener
-from skerry.errors import AgedOut, BadSetting, SkerryError, Unavailable, UnknownTopic
+from skerry.errors import (
+    AgedOut,
+    BadSetting,
+    SkerryError,
+    Unavailable,
+    UnknownTopic,
+)
 from skerry.feeds.home import Homes, Place
 from skerry.log.read import Reader, stored_event
 from skerry.log.route import Routes
-from skerry.model.control import CheckRequest, Differences, QueryAnswer, QueryRequest
+from skerry.model.control import CheckAnswer, CheckRequest, Differences, QueryAnswer, QueryRequest
 from skerry.model.event import Event
 from skerry.model.fabric import TopicEntry
 from skerry.model.feeds import Feed, Joined, Left, Missed, Received
-from skerry.model.names import differences_subject, feed_subject, is_feed_log
+from skerry.model.names import differences_subject, feed_records, feed_subject, is_feed_log
 from skerry.query.language import Query, Remainder, parse
 
 log = logging.getLogger("skerry.query")
 
-WINDOW = 16384
-"""Items that wait for their reader at the most, unless somebody says otherwise."""
 RENEW = 15.0
 """Seconds between two signs of life to the agent."""
+TOLD = 1.0
+"""Seconds to wait for differences that are on their way."""
 AGAIN = 0.2
 """Seconds before a home that did not answer is asked again."""
 
@@ -62,15 +70,24 @@ class _Told(NamedTuple):
 
 
 class Member:
-    """A feed that matches, and how far it was taken."""
+    """A feed from when it joined until it leaves, and how far it was taken. One that joins again is
+    another member."""
 
-    def __init__(self, feed: Feed, place: Place) -> None:
+    def __init__(self, feed: Feed, last: int) -> None:
         self.feed = feed
-        self.place = place
-        self.last = feed.at
+        self.last = last
         """Every event up to this index was handed out, or is not meant."""
-        self.start: int | None = None
+        self.start = last
         """What `last` was before the first event was handed out."""
+        self.first_version = feed.version
+        """Events of earlier versions are not meant."""
+        self.until: int | None = None
+        """The last index that is meant, once it is known that the feed left."""
+        self.place: Place | None = None
+        """Where its topic lives; None: it has not begun yet."""
+        self.by_copy = False
+        """Whether it is read from a copy of its log, like any topic: no link leads to its home, or
+        the log is not one that tells."""
         self.remainder: Remainder | None = None
         """What is asked of each event's payload; None: nothing."""
         self.sid = b""
@@ -84,11 +101,7 @@ class Member:
         """The first index that is known to be missing; 0: none is."""
         self.is_behind = False
         """Whether events were left in the log because the reader is slow."""
-        self.past: dict[int, bool] = {}
-        """Earlier versions, and whether the feed matched in them."""
-        self.ends = False
-        """Whether it left already, and only what it had published before is still to come."""
-        self.is_gone = False
+        self.is_over = False
         self.work: asyncio.Task[None] | None = None
 
 
@@ -107,7 +120,7 @@ class QuerySubscription(Listener):
         text: str,
         *,
         from_time: datetime | None = None,
-        window: int = WINDOW,
+        window: int = 16384,
     ) -> None:
         if not 1 <= window <= 1_000_000:
             raise BadSetting(f"a window is 1 to 1000000 items, not {window!r}")
@@ -121,14 +134,22 @@ class QuerySubscription(Listener):
         self._from_time = from_time
         self._window = window
         self._holder = secrets.token_hex(8)
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, deque[Member]] = {}
+        """By feed: the member that is read, and behind it those that joined since."""
         self._items: deque[Item] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._number = 0
         """Of the last differences that were taken in."""
+        self._has_begun = False
+        """Whether the first result is known, and from where on each feed is meant."""
         self._marks: dict[str, int] = {}
         """How far into each site's records of feeds they go."""
         self._news: asyncio.Queue[Differences | None] = asyncio.Queue()
+        self._settled = asyncio.Event()
+        """Set while no difference is known to be lost."""
+        self._settled.set()
+        self._taken = asyncio.Event()
+        """Set when differences were taken in."""
         self._room = asyncio.Event()
         self._room.set()
         self._sids: list[bytes] = []
@@ -139,7 +160,12 @@ class QuerySubscription(Listener):
     @property
     def feeds(self) -> list[Feed]:
         """The feeds that match now, as far as this subscription was told."""
-        return [member.feed for member in self._members.values()]
+        return [line[-1].feed for line in self._members.values() if line[-1].until is None]
+
+    @property
+    def _read(self) -> list[Member]:
+        """The members that are read now."""
+        return [line[0] for line in self._members.values()]
 
     async def open(self) -> Self:
         """Ask the query. Events that are stored after this returns are delivered."""
@@ -177,7 +203,7 @@ class QuerySubscription(Listener):
         item = self._items.popleft()
         if len(self._items) == self._window // 2:  # there is room again
             self._room.set()
-            for member in self._members.values():
+            for member in self._read:
                 if member.is_behind:
                     self._fill(member)
         return item
@@ -191,7 +217,7 @@ class QuerySubscription(Listener):
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for member in self._members.values():
+        for member in self._read:
             self._deafen(member)
         for sid in self._sids:
             self._connection.unsubscribe(sid)
@@ -219,32 +245,60 @@ class QuerySubscription(Listener):
         while True:
             news = await self._news.get()
             if news is None or news.number > self._number + 1:
+                self._settled.clear()
                 await self._ask_anew()
+                self._settled.set()
             elif news.number == self._number + 1:
                 self._number = news.number
                 self._marks |= news.marks
                 for feed in news.left:
                     self._leave(feed)
                 for feed in news.joined:
-                    await self._join(feed)
+                    self._join(feed)
+            self._taken.set()
 
     def _reask(self) -> None:
         """Differences may have been lost."""
+        self._settled.clear()
         self._news.put_nowait(None)
 
     async def _ask_anew(self) -> None:
         """Ask for the whole result until it is told, and take in what differs."""
+        marks = dict(self._marks)
         while True:
             try:
-                found = await self._ask_all()
-                break
+                await self._compare(await self._ask_all(), marks)
+                return
             except Unavailable:
                 await asyncio.sleep(AGAIN)
-        for member in list(self._members.values()):
-            if member.feed.id not in found:
-                self._drop(member)
-        for feed in found.values():
-            await self._join(feed)
+
+    async def _compare(self, now: dict[str, Feed], marks: dict[str, int]) -> None:
+        """Take in what became of feeds since the site's records were known up to `marks`: what was
+        recorded since tells when each joined and left."""
+        since = [
+            feed for site in self._marks async for feed in self._recorded(site, marks.get(site, 0))
+        ]
+        for feed in since:  # all at once: should that have to be tried again, nothing is doubled
+            if feed.removed or not self.query.matches(feed.described()):
+                self._leave(feed)
+            else:
+                self._join(feed)
+        for feed in now.values():
+            self._join(feed)
+        for line in list(self._members.values()):
+            if line[-1].until is None and line[-1].feed.id not in now:
+                await self._end(line[-1])
+
+    async def _recorded(self, site: str, mark: int) -> AsyncIterator[Feed]:
+        """What was recorded of feeds of a site behind an index."""
+        topic = feed_records(site)
+        try:
+            _, first, latest = await self._reader.bounds(topic)
+            if latest > mark:
+                async for event in self._reader.read(topic, max(first, mark + 1), latest):
+                    yield msgspec.json.decode(event.data, type=Feed)
+        except UnknownTopic:
+            return  # its feeds are gone with it
 
     async def _ask_all(self) -> dict[str, Feed]:
         """The result, page by page. What changes meanwhile is told as well."""
@@ -265,47 +319,72 @@ class QuerySubscription(Listener):
         """The first result: with the next event of each feed, or with its history."""
         places: dict[Place, int] = {}
         for feed in (await self._ask_all()).values():
-            member = await self._admit(feed)
-            if member is None:
-                continue
-            if self._from_time is not None:
-                member.since = self._from_time
-                self._fill(member)
-            else:
+            member = Member(feed, 0 if self._from_time else feed.at)
+            member.since = self._from_time
+            member.first_version = 0
+            self._members[feed.id] = deque([member])
+            if await self._enter(member) and member.place is not None and not member.by_copy:
                 places[member.place] = 0
-        # Behind what asks the homes to tell: what they store from now on is told.
-        for place in places:
-            with contextlib.suppress(Unavailable, UnknownTopic):
-                places[place] = await self._homes.latest(place)
-        for member in self._members.values():
-            member.last = max(member.last, places.get(member.place, 0))
+        if self._from_time is None:
+            # Behind what asks the homes to tell: what they store from now on is told.
+            for place in places:
+                with contextlib.suppress(Unavailable, UnknownTopic):
+                    places[place] = await self._homes.latest(place)
+        self._has_begun = True
+        for member in self._read:
+            if member.place in places:
+                member.last = member.start = max(member.last, places[member.place])
+                member.must_fill = self._from_time is not None
+                self._work(member)
 
-    async def _join(self, feed: Feed) -> None:
+    def _join(self, feed: Feed) -> None:
         """A feed matches: begin behind the event that was its newest when it became what it is."""
-        member = self._members.get(feed.id)
-        if member is None:
-            if (member := await self._admit(feed)) is not None:
-                self._fill(member)
-        elif feed.version > member.feed.version:
-            if feed.topic != member.feed.topic:
-                self._drop(member)
-                await self._join(feed)
-            else:
-                self._renew_member(member, feed)
+        line = self._members.setdefault(feed.id, deque())
+        newest = line[-1] if line else None
+        if newest is not None and newest.until is None and newest.feed.topic == feed.topic:
+            if feed.version > newest.feed.version:
+                self._renew_member(newest, feed)
+            return
+        if newest is not None and newest.until is None:  # it publishes elsewhere now
+            self._spawn(self._end(newest))
+        self._queue(Member(feed, feed.at))
 
-    async def _admit(self, feed: Feed) -> Member | None:
-        try:
-            place = await self._homes.place(feed.topic)
-        except (UnknownTopic, Unavailable) as error:
-            log.warning("the feed %s cannot be followed: %s", feed.id, error)
-            return None
-        member = self._members[feed.id] = Member(feed, place)
-        self._renew_member(member, feed)
-        self._put(Joined(feed))
+    def _queue(self, member: Member) -> None:
+        """Begin with a member once earlier ones of its feed are over."""
+        line = self._members.setdefault(member.feed.id, deque())
+        line.append(member)
+        if len(line) == 1:
+            self._spawn(self._enter_and_fill(member))
+
+    async def _enter_and_fill(self, member: Member) -> None:
+        if await self._enter(member):
+            self._fill(member)
+
+    async def _enter(self, member: Member) -> bool:
+        """Tell that a feed joined, and listen to it. False: its topic is gone."""
+        while member.place is None:
+            try:
+                member.place = await self._homes.place(member.feed.topic)
+            except UnknownTopic as error:
+                log.warning("the feed %s cannot be followed: %s", member.feed.id, error)
+                self._remove(member)
+                return False
+            except Unavailable:
+                await asyncio.sleep(AGAIN)
+        if member.is_over:
+            return False
+        home = member.place.home
+        member.by_copy = not is_feed_log(member.place.owner) or (
+            home != self._routes.site and home in await self._routes.reach([home])
+        )
+        if member.by_copy and not self._has_begun and member.since is None:
+            member.last = member.start = await self._reader.latest_index(member.feed.topic)
+        self._renew_member(member, member.feed)
+        self._put(Joined(member.feed))
         member.follower = _Follower(self, member)
-        self._routes.follow(place.owner, member.follower)
+        self._routes.follow(member.place.owner, member.follower)
         self._hear(member)
-        return member
+        return True
 
     def _renew_member(self, member: Member, feed: Feed) -> None:
         member.feed = feed
@@ -314,22 +393,46 @@ class QuerySubscription(Listener):
             member.remainder = None if remainder.settled else remainder
 
     def _leave(self, feed: Feed) -> None:
-        member = self._members.get(feed.id)
-        if member is not None and feed.version >= member.feed.version:
-            self._drop(member)
+        line = self._members.get(feed.id)
+        if not line or line[-1].until is not None or feed.version < line[-1].feed.version:
+            return
+        if feed.at < 0:
+            self._spawn(self._end(line[-1]))
+            return
+        line[-1].until = feed.at
+        self._work(line[-1])
+
+    async def _end(self, member: Member) -> None:
+        """A feed left, and nobody knows when: what it published so far was before."""
+        newest = member.last  # and what its home has beyond that nobody knows while it is away
+        with contextlib.suppress(Unavailable, UnknownTopic):
+            newest = await self._homes.newest(member.feed.topic)
+        if member.until is None:
+            member.until = newest
+            self._work(member)
 
     def _drop(self, member: Member) -> None:
-        del self._members[member.feed.id]
+        """All that was meant of a member was handed out."""
         self._deafen(member)
-        member.is_gone = True
-        if member.work is not None and member.work is not asyncio.current_task():
-            member.work.cancel()
+        if member.follower is not None and member.place is not None:
+            self._routes.unfollow(member.place.owner, member.follower)
         self._put(Left(member.feed))
+        self._remove(member)
+
+    def _remove(self, member: Member) -> None:
+        member.is_over = True
+        line = self._members[member.feed.id]
+        line.popleft()
+        if line:
+            self._spawn(self._enter_and_fill(line[0]))
+        else:
+            del self._members[member.feed.id]
 
     # Events
 
     def _hear(self, member: Member) -> None:
-        if not is_feed_log(member.place.owner):
+        assert member.place is not None
+        if member.by_copy:
             member.work = self._spawn(self._follow(member))
             return
         subject = feed_subject(member.place.home, member.feed.topic)
@@ -343,16 +446,15 @@ class QuerySubscription(Listener):
         if member.sid:
             self._connection.unsubscribe(member.sid)
             member.sid = b""
-        if member.is_gone and member.follower is not None:
-            self._routes.unfollow(member.place.owner, member.follower)
 
     def _on_event(self, member: Member, head: bytes, data: bytes) -> None:
         event = stored_event(head, data)
-        if member.is_gone or member.is_behind or event.index <= member.last:
+        if member.is_over or member.is_behind or (self._has_begun and event.index <= member.last):
             return
         start = head.index(_LAST) + len(_LAST)
         told = _Told(event, int(head[start : head.index(b"\r", start)]))
-        if member.work is not None or not self._hand_out(member, told):
+        waits = member.work is not None or not self._has_begun
+        if waits or not self._hand_out(member, told):
             if len(member.held) < self._window:
                 member.held.append(told)
             else:
@@ -362,22 +464,22 @@ class QuerySubscription(Listener):
     def _hand_out(self, member: Member, told: _Told) -> bool:
         """Hand an event out, or leave it in the log. False: something must be found out first."""
         event = told.event
+        if member.until is not None and event.index > member.until:
+            return True
         if told.before > member.last:
             member.must_fill = True
             member.lacks = told.before
             return False
-        version = event.feed_version
-        if version > member.feed.version:
+        if member.until is None and event.feed_version > member.feed.version:
             return False
-        if member.past.get(version, not member.ends) and (
-            member.remainder is None or member.remainder.matches(_decoded(event.data))
-        ):
+        if 0 < event.feed_version < member.first_version:
+            member.last = event.index
+            return True
+        if member.remainder is None or member.remainder.matches(_decoded(event.data)):
             if len(self._items) >= self._window:
                 member.is_behind = True
                 member.lacks = event.index
                 return True
-            if member.start is None:
-                member.start = member.last
             self._put(Received(member.feed, event))
         member.last = event.index
         return True
@@ -388,25 +490,43 @@ class QuerySubscription(Listener):
         self._work(member)
 
     def _work(self, member: Member) -> None:
-        if member.work is None and not self._closed and is_feed_log(member.place.owner):
+        if self._closed or not self._has_begun or member.place is None or member.is_over:
+            return
+        if member.by_copy:
+            if member.until is not None and member.last >= member.until and member.work:
+                member.work.cancel()
+                self._drop(member)
+        elif member.work is None:
             member.work = self._spawn(self._do_work(member))
 
     async def _do_work(self, member: Member) -> None:
         """Fill gaps and ask for versions, until everything that waits is handed out."""
         try:
-            while (member.must_fill or member.held) and not member.is_gone:
+            while not member.is_over:
+                if member.until is not None:
+                    member.must_fill = member.last < member.until
                 if member.must_fill:
                     member.must_fill = False
                     if not await self._try_fill(member):
                         member.must_fill = True
                         await asyncio.sleep(AGAIN)
                         continue
-                while member.held and not member.must_fill and not member.is_gone:
+                    if member.is_behind:
+                        return
+                while member.held and not member.must_fill:
                     told = member.held[0]
-                    if told.event.index <= member.last or member.is_behind:
+                    if (
+                        told.event.index <= member.last
+                        or member.is_behind
+                        or self._hand_out(member, told)
+                    ):
                         member.held.popleft()
-                    elif not self._hand_out(member, told) and not member.must_fill:
+                    elif not member.must_fill:
                         await self._know(member, told.event.feed_version)
+                if member.until is not None and not member.must_fill and not member.is_behind:
+                    self._drop(member)
+                elif not member.must_fill and not member.held:
+                    return
         finally:
             member.work = None
 
@@ -420,24 +540,25 @@ class QuerySubscription(Listener):
                 member.lacks, member.since = 0, None
                 while not self._hand_out(member, _Told(event, 0)):
                     await self._know(member, event.feed_version)
-                    if member.is_gone:
-                        return True
                 if member.is_behind:
                     return True
+                if member.until is not None and event.index >= member.until:
+                    break
         except (Unavailable, UnknownTopic):
             return False
         if member.lacks > member.last:
             self._put(Missed(member.feed, member.lacks, member.lacks))
             member.last = member.lacks
         member.lacks, member.since = 0, None
-        if member.ends and not member.is_gone:
-            self._drop(member)
+        if member.until is not None:  # there is no more of it, or it aged out
+            member.last = max(member.last, member.until)
         return True
 
     async def _know(self, member: Member, version: int) -> None:
-        """Find out whether the feed matches in that version, as soon as the site knows it."""
+        """Have the site tell what that version of a feed means, and take it in."""
         request = CheckRequest(key=self.query.key, feed=member.feed.id, version=version)
-        while not member.is_gone:
+        while not member.is_over and member.until is None and member.feed.version < version:
+            await self._settled.wait()
             try:
                 data = await ask(self._jetstream, self._routes.site, "open.query.check", request)
             except BadSetting:  # the agent was started anew
@@ -447,45 +568,64 @@ class QuerySubscription(Listener):
             except SkerryError:
                 await asyncio.sleep(AGAIN)
                 continue
-            feed = msgspec.json.decode(data, type=Feed | None)
-            if feed is None:
-                self._drop(member)
-            elif feed.version >= version:
-                self._renew_member(member, feed)
-            else:
-                continue  # the site does not know it yet
-            return
+            answer = msgspec.json.decode(data, type=CheckAnswer)
+            while self._number < answer.number:
+                self._taken.clear()
+                try:
+                    await asyncio.wait_for(self._taken.wait(), TOLD)
+                except TimeoutError:
+                    self._reask()
+            if member.until is not None:
+                return
+            if not self._settled.is_set():
+                continue
+            if answer.feed is None:
+                self._reask()
+                await asyncio.sleep(AGAIN)
+            elif answer.feed.version >= version:
+                self._renew_member(member, answer.feed)
 
     async def _follow(self, member: Member) -> None:
         """A feed on a topic of its own is followed like any topic."""
         topic = member.feed.topic
-        while not member.is_gone:
+        while not member.is_over:
             try:
-                if self._from_time is not None and not member.last:
-                    opening = self._reader.subscribe(topic, from_time=self._from_time)
+                if member.since is not None:
+                    opening = self._reader.subscribe(topic, from_time=member.since)
                 else:
                     latest = await self._reader.latest_index(topic)
                     start = min(member.last, latest) + 1
                     opening = self._reader.subscribe(topic, from_index=start)
                 async with await opening as events:
                     async for event in events:
-                        while not self._hand_out(member, _Told(event, 0)):
-                            await self._know(member, event.feed_version)
-                        while member.is_behind:
-                            member.is_behind = False
-                            await self._room.wait()
-                            self._hand_out(member, _Told(event, 0))
+                        await self._follow_one(member, event)
+                        if member.until is not None and event.index >= member.until:
+                            break
             except AgedOut as error:
                 self._put(Missed(member.feed, member.last + 1, error.first - 1))
                 member.last = error.first - 1
+            except UnknownTopic:
+                member.until = member.last
             except Unavailable:
                 await asyncio.sleep(AGAIN)
+            if member.until is not None and member.last >= member.until:
+                self._drop(member)
+
+    async def _follow_one(self, member: Member, event: Event) -> None:
+        member.since = None
+        while not self._hand_out(member, _Told(event, 0)):
+            await self._know(member, event.feed_version)
+        while member.is_behind:
+            member.is_behind = False
+            await self._room.wait()
+            self._hand_out(member, _Told(event, 0))
 
     # What else happens
 
     def moved(self, member: Member, entry: TopicEntry) -> None:
         """A feed's topic has another home."""
-        if not member.is_gone and entry.home != member.place.home:
+        here = member.place.home if member.place else entry.home
+        if not member.is_over and entry.home != here and not member.by_copy:
             self._deafen(member)
             member.place = Place(entry.home, entry.name)
             self._hear(member)
@@ -493,14 +633,14 @@ class QuerySubscription(Listener):
 
     def _on_link(self, subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
         """A link is back: what was told meanwhile is lost."""
-        for member in self._members.values():
-            if member.place.home == data.decode():
+        for member in self._read:
+            if member.place is not None and member.place.home == data.decode():
                 self._fill(member)
 
     def on_up(self) -> None:
         """The connection is back, perhaps at another site."""
         self._reask()
-        for member in self._members.values():
+        for member in self._read:
             self._fill(member)
 
     def on_tick(self, now: float) -> None:
@@ -516,7 +656,7 @@ class QuerySubscription(Listener):
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(RENEW)
-            homes = {m.place.home for m in self._members.values()} - {self._routes.site}
+            homes = {m.place.home for m in self._read if m.place} - {self._routes.site}
             if homes:
                 await self._routes.reach(sorted(homes))
             with contextlib.suppress(SkerryError):

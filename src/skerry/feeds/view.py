@@ -13,13 +13,13 @@ from operator import attrgetter
 import msgspec
 
 from skerry.errors import BadSetting, UnknownFeed
-from skerry.model.control import Differences, QueryAnswer
+from skerry.model.control import CheckAnswer, Differences, QueryAnswer
 from skerry.model.feeds import RESERVED, Feed, takes_over
 from skerry.query.index import Difference, QueryIndex
 from skerry.query.language import Query
 
-PAGE = 500
-"""Feeds of one answer."""
+PAGE = 512 * 1024
+"""Bytes of feeds in one answer, about."""
 HELD = 60.0
 """Seconds that a query is held for a subscriber that says nothing."""
 
@@ -33,6 +33,7 @@ class _Known(msgspec.Struct, gc=False):
     topic: str
     site: str
     permanent: bool
+    lease: float
     version: int
     since: int
     at: int
@@ -72,9 +73,14 @@ class View:
             del self._known[feed.id]
             self._differ(self._index.remove_feed(feed.id), {feed.id: feed})
             return True
+        if held is not None and held.topic != feed.topic:
+            # It goes on elsewhere: subscribers are to read the one to its end, then the other.
+            gone = msgspec.structs.replace(held, version=feed.version, at=-1)
+            self._differ(self._index.remove_feed(feed.id), {feed.id: gone})
         self._known[feed.id] = _Known(
-            feed.owner, feed.topic, feed.site, feed.permanent, feed.version, feed.since, feed.at
-        )
+            feed.owner, feed.topic, feed.site, feed.permanent, feed.lease, feed.version,
+            feed.since, feed.at,
+        )  # fmt: skip
         found = self._index.register(feed.id, feed.described())
         self._differ(found, {feed.id: feed})
         return True
@@ -96,7 +102,8 @@ class View:
         return Feed(
             id=id, owner=known.owner, topic=known.topic, site=known.site,
             metadata={k: v for k, v in held.items() if not k.startswith(RESERVED)},
-            permanent=known.permanent, version=known.version, since=known.since, at=known.at,
+            permanent=known.permanent, lease=known.lease, version=known.version,
+            since=known.since, at=known.at,
         )  # fmt: skip
 
     def version(self, id: str) -> int:
@@ -114,8 +121,14 @@ class View:
     def page(self, query: Query | None, after: str) -> tuple[list[Feed], bool]:
         """Feeds that match, by id, behind `after`; and whether there are more."""
         found: Iterable[str] = self._known if query is None else self._index.evaluate(query)
-        behind = sorted(id for id in found if id > after)
-        return [self.feed(id) for id in behind[:PAGE]], len(behind) > PAGE
+        feeds: list[Feed] = []
+        size = 0
+        for id in sorted(id for id in found if id > after):
+            if size > PAGE:
+                return feeds, True
+            feeds.append(feed := self.feed(id))
+            size += len(msgspec.json.encode(feed))
+        return feeds, False
 
     # Queries
 
@@ -155,14 +168,13 @@ class View:
                 if until < now:
                     self.release(key, holder)
 
-    def matching(self, key: str, id: str) -> Feed | None:
+    def check(self, key: str, id: str) -> CheckAnswer:
         """The feed if it matches a held query now."""
         entry = self._queries.get(key)
         if entry is None:
             raise BadSetting("the query is not held here", "Ask it anew.")
-        if id not in self._known:
-            return None
-        return self.feed(id) if entry.query.matches(self._index.metadata(id)) else None
+        matches = id in self._known and entry.query.matches(self._index.metadata(id))
+        return CheckAnswer(number=entry.number, feed=self.feed(id) if matches else None)
 
     def _differ(self, found: list[Difference], feeds: dict[str, Feed]) -> None:
         by_query: defaultdict[str, list[Difference]] = defaultdict(list)

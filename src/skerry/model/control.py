@@ -10,10 +10,7 @@ from typing import Any
 
 import msgspec
 
-from skerry.model.feeds import Feed
-
-FEED_LEASE = 30.0
-"""Seconds that a feed stays when its owner says nothing."""
+from skerry.model.feeds import FEED_LEASE, Feed
 
 
 class Fault(msgspec.Struct):
@@ -233,3 +230,10 @@ class CheckRequest(msgspec.Struct, kw_only=True):
     key: str
     feed: str
     version: int
+
+
+class CheckAnswer(msgspec.Struct, kw_only=True):
+    """The feed, if it matches now. Differences up to `number` tell how it came to that."""
+
+    number: int
+    feed: Feed | None = None

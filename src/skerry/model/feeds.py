@@ -39,6 +39,9 @@ MAX_VALUE_BYTES = 4096
 MAX_BYTES = 16_384
 """Bytes of all keys and values together: what a site of a thousand feeds holds in 16 MB."""
 
+FEED_LEASE = 30.0
+"""Seconds that a feed stays when its owner says nothing."""
+
 RESERVED = "skerry/"
 """Keys that begin so are Skerry's own."""
 
@@ -66,12 +69,15 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     metadata: Metadata = {}
     permanent: bool = False
     """Whether it stays although nobody renews it."""
+    lease: float = FEED_LEASE
+    """Seconds that it stays when nothing is heard of its owner."""
     version: int = 1
     """Grows with each change."""
     since: int = 0
     """When it was registered first, in nanoseconds since 1970."""
     at: int = 0
-    """The index of its newest event when it became what it is; later events are behind that."""
+    """The index of its newest event when it became what it is; later events are behind that. -1:
+    not known."""
     removed: bool = False
     """Said once, when it goes."""
 

@@ -120,10 +120,10 @@ class Site:
         for watch in self._watches:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
-        if self._feeds is not None:
-            await self._feeds.close()
         if self._control is not None:
             await self._control.close()
+        if self._feeds is not None:
+            await self._feeds.close()
         if self.fabric is not None:
             await self.fabric.close()
         if self._system is not None:
