@@ -113,10 +113,12 @@ class DurableQuery(QuerySubscription):
         self._has_begun = True
         self._settled.clear()
         for place in state.places:
+            self._is_new(place.feed, joins=True)
             member = Member(place.feed, place.last)
             member.first_version = 0  # what was not acknowledged may be of earlier ones
             self._queue(member)
-        await self._compare(await self._ask_all(), state.marks)
+        now, told = await self._ask_all()
+        await self._compare(now, told, state.marks)
         self._settled.set()
 
     async def _keep(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -94,7 +95,7 @@ class Feeds:
         names: Names,
     ) -> None:
         self.site = site
-        self.view = View(self._tell)
+        self.view = View(self._tell, secrets.token_hex(4))
         self._control = control
         self._connect = connect
         self._names = names

@@ -55,10 +55,13 @@ RENEW = 15.0
 """Seconds between two signs of life to the agent."""
 TOLD = 1.0
 """Seconds to wait for differences that are on their way."""
+LOADING = 10.0
+"""Seconds that an agent may take to read what it knew before."""
 AGAIN = 0.2
 """Seconds before a home that did not answer is asked again."""
 
 Item = Joined | Left | Received | Missed
+_NOTHING = (0, 0, False)
 _LAST = b"\r\nNats-Last-Sequence: "
 
 
@@ -140,6 +143,11 @@ class QuerySubscription(Listener):
         self._waiter: asyncio.Future[None] | None = None
         self._number = 0
         """Of the last differences that were taken in."""
+        self._run = ""
+        """Which start of the agent counted it."""
+        self._heard: dict[str, tuple[int, int, bool]] = {}
+        """By feed: the newest version that was told, when the feed was registered, and whether it
+        joined."""
         self._has_begun = False
         """Whether the first result is known, and from where on each feed is meant."""
         self._marks: dict[str, int] = {}
@@ -244,18 +252,22 @@ class QuerySubscription(Listener):
         """Take in differences, one after the other; None: compare the whole result."""
         while True:
             news = await self._news.get()
-            if news is None or news.number > self._number + 1:
+            if news is None or news.run != self._run or news.number > self._number + 1:
                 self._settled.clear()
                 await self._ask_anew()
                 self._settled.set()
             elif news.number == self._number + 1:
                 self._number = news.number
-                self._marks |= news.marks
+                self._mark(news.marks)
                 for feed in news.left:
                     self._leave(feed)
                 for feed in news.joined:
                     self._join(feed)
             self._taken.set()
+
+    def _mark(self, marks: dict[str, int]) -> None:
+        for site, index in marks.items():
+            self._marks[site] = max(index, self._marks.get(site, 0))
 
     def _reask(self) -> None:
         """Differences may have been lost."""
@@ -265,60 +277,79 @@ class QuerySubscription(Listener):
     async def _ask_anew(self) -> None:
         """Ask for the whole result until it is told, and take in what differs."""
         marks = dict(self._marks)
+        deadline = self._connection.now() + LOADING
         while True:
             try:
-                await self._compare(await self._ask_all(), marks)
-                return
+                now, told = await self._ask_all()
+                # An agent that was just started may not have read all that it had.
+                is_behind = any(told.get(site, 0) < index for site, index in marks.items())
+                if not is_behind or self._connection.now() > deadline:
+                    await self._compare(now, told, marks)
+                    return
             except Unavailable:
-                await asyncio.sleep(AGAIN)
+                pass
+            await asyncio.sleep(AGAIN)
 
-    async def _compare(self, now: dict[str, Feed], marks: dict[str, int]) -> None:
-        """Take in what became of feeds since the site's records were known up to `marks`: what was
-        recorded since tells when each joined and left."""
+    async def _compare(
+        self, now: dict[str, Feed], told: dict[str, int], marks: dict[str, int]
+    ) -> None:
+        """Take in what became of feeds since the records were known up to `marks`: what was
+        recorded since tells when each joined and left. `now` is the result when they were known up
+        to `told`."""
         since = [
-            feed for site in self._marks async for feed in self._recorded(site, marks.get(site, 0))
+            (index, feed)
+            for site in self._marks
+            async for index, feed in self._recorded(site, marks.get(site, 0))
         ]
-        for feed in since:  # all at once: should that have to be tried again, nothing is doubled
+        newer = set()
+        for index, feed in since:  # all at once: should it have to be tried again, none is doubled
+            if index > told.get(feed.site, 0):
+                newer.add(feed.id)
             if feed.removed or not self.query.matches(feed.described()):
                 self._leave(feed)
             else:
                 self._join(feed)
         for feed in now.values():
             self._join(feed)
-        for line in list(self._members.values()):
-            if line[-1].until is None and line[-1].feed.id not in now:
+        for id, line in list(self._members.items()):
+            if line[-1].until is None and id not in now and id not in newer:
                 await self._end(line[-1])
 
-    async def _recorded(self, site: str, mark: int) -> AsyncIterator[Feed]:
-        """What was recorded of feeds of a site behind an index."""
+    async def _recorded(self, site: str, mark: int) -> AsyncIterator[tuple[int, Feed]]:
+        """What was recorded of feeds of a site behind an index, with its index."""
         topic = feed_records(site)
         try:
             _, first, latest = await self._reader.bounds(topic)
             if latest > mark:
                 async for event in self._reader.read(topic, max(first, mark + 1), latest):
-                    yield msgspec.json.decode(event.data, type=Feed)
+                    yield event.index, msgspec.json.decode(event.data, type=Feed)
         except UnknownTopic:
             return  # its feeds are gone with it
 
-    async def _ask_all(self) -> dict[str, Feed]:
-        """The result, page by page. What changes meanwhile is told as well."""
+    async def _ask_all(self) -> tuple[dict[str, Feed], dict[str, int]]:
+        """The result, page by page, and how far the site had read the records. What changes
+        meanwhile is told as well."""
         found: dict[str, Feed] = {}
+        marks: dict[str, int] = {}
         after, first = "", True
         while True:
             data = await self._call("open.query.open", text=self._text, after=after)
             answer = msgspec.json.decode(data, type=QueryAnswer)
             if first:
-                self._number, first = answer.number, False
-                self._marks |= answer.marks
+                self._number, self._run, first = answer.number, answer.run, False
+                marks = answer.marks
+                self._mark(marks)
             found |= {feed.id: feed for feed in answer.feeds}
             if not answer.more:
-                return found
+                return found, marks
             after = answer.feeds[-1].id
 
     async def _begin(self) -> None:
         """The first result: with the next event of each feed, or with its history."""
         places: dict[Place, int] = {}
-        for feed in (await self._ask_all()).values():
+        result, _ = await self._ask_all()
+        for feed in result.values():
+            self._is_new(feed, joins=True)
             member = Member(feed, 0 if self._from_time else feed.at)
             member.since = self._from_time
             member.first_version = 0
@@ -339,7 +370,9 @@ class QuerySubscription(Listener):
 
     def _join(self, feed: Feed) -> None:
         """A feed matches: begin behind the event that was its newest when it became what it is."""
-        line = self._members.setdefault(feed.id, deque())
+        if not self._is_new(feed, joins=True):
+            return
+        line = self._members.get(feed.id)
         newest = line[-1] if line else None
         if newest is not None and newest.until is None and newest.feed.topic == feed.topic:
             if feed.version > newest.feed.version:
@@ -348,6 +381,15 @@ class QuerySubscription(Listener):
         if newest is not None and newest.until is None:  # it publishes elsewhere now
             self._spawn(self._end(newest))
         self._queue(Member(feed, feed.at))
+
+    def _is_new(self, feed: Feed, joins: bool) -> bool:
+        """Whether we have not heard yet what became of a feed in this version. The site may tell
+        things twice, and an agent that starts knows less than it did."""
+        now = (feed.since, feed.version, joins)
+        if now <= self._heard.get(feed.id, _NOTHING):
+            return False
+        self._heard[feed.id] = now
+        return True
 
     def _queue(self, member: Member) -> None:
         """Begin with a member once earlier ones of its feed are over."""
@@ -394,7 +436,7 @@ class QuerySubscription(Listener):
 
     def _leave(self, feed: Feed) -> None:
         line = self._members.get(feed.id)
-        if not line or line[-1].until is not None or feed.version < line[-1].feed.version:
+        if not self._is_new(feed, joins=False) or not line or line[-1].until is not None:
             return
         if feed.at < 0:
             self._spawn(self._end(line[-1]))
@@ -569,6 +611,9 @@ class QuerySubscription(Listener):
                 await asyncio.sleep(AGAIN)
                 continue
             answer = msgspec.json.decode(data, type=CheckAnswer)
+            if answer.run != self._run:
+                self._reask()
+                continue
             while self._number < answer.number:
                 self._taken.clear()
                 try:
@@ -583,6 +628,7 @@ class QuerySubscription(Listener):
                 self._reask()
                 await asyncio.sleep(AGAIN)
             elif answer.feed.version >= version:
+                self._is_new(answer.feed, joins=True)
                 self._renew_member(member, answer.feed)
 
     async def _follow(self, member: Member) -> None:

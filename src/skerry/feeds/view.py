@@ -49,10 +49,11 @@ class _Query(msgspec.Struct):
 
 class View:
     """Feeds, and the queries that subscribers of this site hold. `tell(key, differences)` is called
-    when the result of a held query changes."""
+    when the result of a held query changes. `run` tells this one from those before it."""
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, tell: Tell, run: str = "") -> None:
         self._tell = tell
+        self._run = run
         self._index = QueryIndex()
         self._known: dict[str, _Known] = {}
         self._queries: dict[str, _Query] = {}
@@ -141,8 +142,9 @@ class View:
         entry.holders[holder] = now + HELD
         feeds, more = self.page(query, after)
         return QueryAnswer(
-            key=query.key, number=entry.number, feeds=feeds, more=more, marks=dict(self._marks)
-        )
+            key=query.key, number=entry.number, run=self._run, feeds=feeds, more=more,
+            marks=dict(self._marks),
+        )  # fmt: skip
 
     def renew(self, key: str, holder: str, now: float) -> int | None:
         """The subscriber is still there. The number of the last differences; None: it was
@@ -174,7 +176,9 @@ class View:
         if entry is None:
             raise BadSetting("the query is not held here", "Ask it anew.")
         matches = id in self._known and entry.query.matches(self._index.metadata(id))
-        return CheckAnswer(number=entry.number, feed=self.feed(id) if matches else None)
+        return CheckAnswer(
+            number=entry.number, run=self._run, feed=self.feed(id) if matches else None
+        )
 
     def _differ(self, found: list[Difference], feeds: dict[str, Feed]) -> None:
         by_query: defaultdict[str, list[Difference]] = defaultdict(list)
@@ -187,6 +191,7 @@ class View:
                 key,
                 Differences(
                     number=entry.number,
+                    run=self._run,
                     joined=[feeds[d.feed] for d in differences if d.joined],
                     left=[feeds[d.feed] for d in differences if not d.joined],
                     marks={feed.site: self._marks[feed.site] for feed in feeds.values()},

@@ -208,6 +208,8 @@ class QueryAnswer(msgspec.Struct, kw_only=True):
 
     key: str
     number: int
+    run: str = ""
+    """Which start of the agent counts these numbers."""
     feeds: list[Feed]
     more: bool = False
     marks: dict[str, int] = {}
@@ -218,6 +220,7 @@ class Differences(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Which feeds joined or left a query's result. Numbers have no gaps."""
 
     number: int
+    run: str = ""
     joined: list[Feed] = []
     left: list[Feed] = []
     marks: dict[str, int] = {}
@@ -236,4 +239,5 @@ class CheckAnswer(msgspec.Struct, kw_only=True):
     """The feed, if it matches now. Differences up to `number` tell how it came to that."""
 
     number: int
+    run: str = ""
     feed: Feed | None = None
