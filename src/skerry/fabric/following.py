@@ -196,7 +196,7 @@ class Following:
 
     def _leave_ring(self, local: Local, entry: TopicEntry) -> None:
         """The holder that this copy follows follows it in turn: go to the home instead."""
-        log.warning("the copy of %s here and at %s follow each other", local.name, local.parent)
+        log.debug("the copies of %s here and at %s follow each other", local.name, local.parent)
         local.parent = entry.home
         local.path = ()
         self._links.want(entry.home)

@@ -33,6 +33,8 @@ class Place(msgspec.Struct, array_like=True):
 
     feed: Feed
     last: int
+    until: int | None = None
+    """The last index that is meant, if it left."""
 
 
 class State(msgspec.Struct, kw_only=True):
@@ -116,6 +118,7 @@ class DurableQuery(QuerySubscription):
             self._is_new(place.feed, joins=True)
             member = Member(place.feed, place.last)
             member.first_version = 0  # what was not acknowledged may be of earlier ones
+            member.until = place.until
             self._queue(member)
         now, told = await self._ask_all()
         await self._compare(now, told, state.marks)
@@ -130,11 +133,12 @@ class DurableQuery(QuerySubscription):
     async def _save(self) -> None:
         assert self._publisher is not None
         self._dirty.clear()
-        first = {member.feed.id: member for member in self._read}
-        first |= {id: left[0] for id, left in self._left.items()}
+        lines = {id: [*self._left.get(id, ()), *line] for id, line in self._members.items()}
+        lines |= {id: list(left) for id, left in self._left.items() if id not in lines}
         places = [
-            Place(member.feed, max(self._acked.get(id, 0), member.start))
-            for id, member in first.items()
+            Place(member.feed, max(self._acked.get(id, 0), member.start), member.until)
+            for id, line in lines.items()
+            for member in line
         ]
         state = State(text=self.query.text, marks=self._marks, places=places)
         topic = f"{feed_queries(self._routes.site)}/{self.name}"
