@@ -127,7 +127,11 @@ class FeedKeeper(Listener):
         """Register a feed."""
         check_metadata(metadata)
         request = RegisterRequest(
-            owner=owner or self._owner, id=id, topic=topic, metadata=metadata, permanent=permanent
+            owner=self._owner if owner is None else owner,
+            id=id,
+            topic=topic,
+            metadata=metadata,
+            permanent=permanent,
         )
         feed = await self._register(request)
         handle = FeedHandle(self, feed, self._publisher_of(feed))
