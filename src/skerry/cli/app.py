@@ -23,6 +23,7 @@ from skerry.cli import (
     move,
     pipeline,
     pub,
+    query,
     read,
     replay,
     sites,
@@ -136,6 +137,7 @@ _add(feeds, "register", feed.register, feed.REGISTER_EXAMPLE)
 _add(feeds, "set", feed.change, feed.SET_EXAMPLE)
 _add(feeds, "list", feed.list_feeds, feed.LIST_EXAMPLE)
 _add(feeds, "remove", feed.remove, feed.REMOVE_EXAMPLE)
+_add(app, "query", query.query, query.EXAMPLE)
 app.add_typer(archives, name="archive")
 _add(archives, "start", archive.start, archive.START_EXAMPLE)
 _add(archives, "status", archive.status, archive.STATUS_EXAMPLE)
