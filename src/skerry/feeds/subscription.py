@@ -121,6 +121,8 @@ class QuerySubscription(Listener):
         self._number = 0
         """Of the last differences that were taken in."""
         self._news: asyncio.Queue[Differences | None] = asyncio.Queue()
+        self._begun = asyncio.Event()
+        """Set once it is known behind which events the first result begins."""
         self._room = asyncio.Event()
         self._room.set()
         self._sids: list[bytes] = []
@@ -265,6 +267,7 @@ class QuerySubscription(Listener):
                 places[place] = await self._homes.latest(place)
         for member in self._members.values():
             member.last = max(member.last, places.get(member.place, 0))
+        self._begun.set()
 
     async def _join(self, feed: Feed) -> None:
         """A feed matches: begin behind the event that was its newest when it became what it is."""
@@ -438,16 +441,18 @@ class QuerySubscription(Listener):
     async def _follow(self, member: _Member) -> None:
         """A feed on a topic of its own is followed like any topic."""
         topic = member.feed.topic
+        await self._begun.wait()
         while not member.is_gone:
             try:
-                if self._from_time is not None and not member.last:
-                    opening = self._reader.subscribe(topic, from_time=self._from_time)
+                if member.since is not None:
+                    opening = self._reader.subscribe(topic, from_time=member.since)
                 else:
                     latest = await self._reader.latest_index(topic)
                     start = min(member.last, latest) + 1
                     opening = self._reader.subscribe(topic, from_index=start)
                 async with await opening as events:
                     async for event in events:
+                        member.since = None
                         while not self._hand_out(member, _Told(event, 0)):
                             await self._know(member, event.feed_version)
                         while member.is_behind:
@@ -458,6 +463,9 @@ class QuerySubscription(Listener):
                 self._put(Missed(member.feed, member.last + 1, error.first - 1))
                 member.last = error.first - 1
             except Unavailable:
+                await asyncio.sleep(AGAIN)
+            except UnknownTopic:  # it was deleted; one that is made anew begins with index 1
+                member.last = 0
                 await asyncio.sleep(AGAIN)
 
     # What else happens
