@@ -277,6 +277,8 @@ class Feeds:
         await stored
         if feed.removed:
             self._own.pop(feed.id, None)
+            if self.view.version(feed.id):
+                await self._know(feed.id, feed.version)
         else:
             self._own[feed.id] = feed
             await self._know(feed.id, feed.version)
