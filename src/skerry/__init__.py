@@ -15,6 +15,7 @@ from skerry.log.append import Publisher
 from skerry.log.follow import Subscription
 from skerry.log.pack import Packer
 from skerry.model.event import Event
+from skerry.model.feeds import Feed, Joined, Left, Missed, Received
 from skerry.model.topic import Topic, TopicSettings
 
 if TYPE_CHECKING:
@@ -25,8 +26,13 @@ __version__ = VERSION
 __all__ = [
     "Client",
     "Event",
+    "Feed",
+    "Joined",
+    "Left",
+    "Missed",
     "Packer",
     "Publisher",
+    "Received",
     "SkerryError",
     "Subscription",
     "Topic",

@@ -14,6 +14,7 @@
     │   ├── TopicOverlap          its name lies inside, or around, another topic
     │   └── DurabilityUnavailable the topic demands what its site does not give
     ├── UnknownFeed               no feed of that id
+    ├── FeedTaken                 a feed of that id belongs to another owner
     ├── IndexUnavailable
     │   ├── AgedOut               below the first kept index, or expired
     │   └── NotYet                above the latest index

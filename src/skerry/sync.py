@@ -2,10 +2,20 @@
 
 from skerry.client.sync import (
     SyncClient,
+    SyncFeed,
     SyncPacker,
     SyncPublisher,
+    SyncQuery,
     SyncSubscription,
     connect,
 )
 
-__all__ = ["SyncClient", "SyncPacker", "SyncPublisher", "SyncSubscription", "connect"]
+__all__ = [
+    "SyncClient",
+    "SyncFeed",
+    "SyncPacker",
+    "SyncPublisher",
+    "SyncQuery",
+    "SyncSubscription",
+    "connect",
+]

@@ -30,15 +30,16 @@ async def run(*command: str, **environment: str) -> tuple[int, str]:
     return process.returncode, output.decode()
 
 
-async def test_the_program_of_the_readme_prints_what_the_readme_says(
-    site: LocalSite, tmp_path: Path
+@pytest.mark.parametrize("page", ["README.md", "docs/feeds.md"])
+async def test_the_first_program_of_a_page_prints_what_the_page_says(
+    page: str, site: LocalSite, tmp_path: Path
 ) -> None:
-    readme = (ROOT / "README.md").read_text()
-    match = re.search(r"```python\n(.*?)```\n\n((?: {4}[^\n]*\n)+)", readme, re.DOTALL)
+    text = (ROOT / page).read_text()
+    match = re.search(r"```python\n(.*?)```\n\n((?: {4}[^\n]*\n)+)", text, re.DOTALL)
     assert match
     program, expected = match.groups()
-    assert readme[: match.start()].count("\n") < 30
-    file = tmp_path / "readme.py"
+    assert text[: match.start()].count("\n") < 30
+    file = tmp_path / "program.py"
     file.write_text(program)
     code, output = await run(sys.executable, str(file), SKERRY_DATA=str(site.data))
     assert output == re.sub(r"^ {4}", "", expected, flags=re.MULTILINE)

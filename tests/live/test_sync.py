@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import skerry.sync
-from skerry import errors
+from skerry import Joined, Left, Received, errors
 from skerry.model.topic import Topic
 from skerry.testing import LocalSite
 from skerry.testing.fabric import LocalFabric
@@ -48,6 +48,55 @@ def use(data: Path) -> None:
             admin.delete_topic("t")
     with pytest.raises(errors.Unavailable):
         client.publish("t", "x")
+
+
+async def test_feeds_and_queries_work_without_await(site: LocalSite) -> None:
+    await asyncio.to_thread(use_feeds, site.data)
+
+
+def use_feeds(data: Path) -> None:
+    with (
+        skerry.sync.connect(data) as client,
+        client.query('room = "410"', window=100) as found,
+    ):
+        with client.feed({"room": "410"}) as feed:
+            assert (feed.metadata, feed.topic) == ({"room": "410"}, f"feeds/local/log/{feed.id}")
+            assert [f.id for f in client.feeds('room = "410"')] == [feed.id]
+            assert feed.publish("1") == 1
+            assert feed.send("2", key="k").result() == 2
+            match [next(found) for _ in range(3)]:
+                case [Joined(joined), Received(event=first), Received(event=second)]:
+                    assert joined == feed.feed
+                    assert (first.data, second.data, second.key) == (b"1", b"2", "k")
+                case items:
+                    pytest.fail(f"{items}")
+            assert [f.id for f in found.feeds] == [feed.id]
+            assert feed.set({"room": None, "floor": 4}).metadata == {"floor": 4}
+            left = next(found)
+            assert (type(left), left.feed.id) == (Left, feed.id)
+            assert feed.publish("3", change={"room": "410"}) == 3
+            assert [type(next(found)) for _ in range(2)] == [Joined, Received]
+        assert isinstance(next(found), Left)
+        assert client.feeds() == []
+    with skerry.sync.connect(data) as client:
+        kept = client.feed({"room": "1"}, permanent=True, owner="me")
+        kept.close()
+        changed = client.set_feed(kept.id, {"room": "2"}, owner="me")
+        assert client.feeds() == [changed]
+        with pytest.raises(errors.FeedTaken):
+            client.remove_feed(kept.id, owner="you")
+        client.remove_feed(kept.id, owner="me")
+        assert client.feeds() == []
+        with pytest.raises(errors.UnknownFeed):
+            client.set_feed(kept.id, {"room": "3"}, owner="me")
+        with pytest.raises(errors.BadQuery):
+            client.query("room =")
+        with client.feed({"room": "1"}, permanent=True) as gone:
+            gone.remove()
+        assert client.feeds() == []
+        found = client.query("has room")
+        found.close()
+        assert list(found) == []
 
 
 async def test_a_fabric_is_used_without_await() -> None:

@@ -42,7 +42,7 @@ def test_good_metadata_is_taken(metadata: dict[str, Any]) -> None:
     assert check_metadata(metadata) == metadata
     assert check_change(metadata) == metadata
     assert apply({}, metadata) == metadata
-    feed = Feed(id=ID, owner="me", topic="t", metadata=metadata)
+    feed = Feed(id=ID, owner="me", topic="t", site="s", metadata=metadata)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(feed), type=Feed) == feed
 
 
@@ -111,9 +111,14 @@ def test_a_difference_makes_the_one_of_the_other_and_is_the_smallest() -> None:
     assert difference({"a": [1]}, {"a": [True]}) == {"a": [True]}
 
 
-def test_queries_see_owner_and_topic() -> None:
-    feed = Feed(id=ID, owner="me", topic="roof/temp", metadata={"a": 1})
-    assert feed.described() == {"a": 1, "skerry/owner": "me", "skerry/topic": "roof/temp"}
+def test_queries_see_owner_site_and_a_chosen_topic() -> None:
+    feed = Feed(id=ID, owner="me", topic="roof/temp", site="s", metadata={"a": 1})
+    told = {"a": 1, "skerry/owner": "me", "skerry/site": "s"}
+    assert feed.described() == {**told, "skerry/topic": "roof/temp"}
+    assert Feed(id=ID, owner="me", topic=f"feeds/s/log/{ID}", site="s").described() == {
+        "skerry/owner": "me",
+        "skerry/site": "s",
+    }
 
 
 def test_an_id_is_a_uuid_in_one_spelling() -> None:

@@ -13,8 +13,13 @@ from skerry.errors import SkerryError
 PUBLIC = {
     "Client",
     "Event",
+    "Feed",
+    "Joined",
+    "Left",
+    "Missed",
     "Packer",
     "Publisher",
+    "Received",
     "SkerryError",
     "Subscription",
     "Topic",
@@ -30,8 +35,10 @@ def test_the_public_names_are_these() -> None:
     assert all(getattr(skerry, name) for name in PUBLIC)
     assert set(skerry.sync.__all__) == {
         "SyncClient",
+        "SyncFeed",
         "SyncPacker",
         "SyncPublisher",
+        "SyncQuery",
         "SyncSubscription",
         "connect",
     }

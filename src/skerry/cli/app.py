@@ -18,10 +18,12 @@ from skerry.cli import (
     archive,
     doctor,
     fabric,
+    feed,
     get,
     move,
     pipeline,
     pub,
+    query,
     read,
     replay,
     sites,
@@ -46,6 +48,7 @@ app = typer.Typer(
 topics = typer.Typer(no_args_is_help=True, help="Create, list, change, move and delete topics.")
 archives = typer.Typer(no_args_is_help=True, help="Keep topics in tables; publish from them.")
 fabrics = typer.Typer(no_args_is_help=True, help="Begin a fabric of several sites; let them join.")
+feeds = typer.Typer(no_args_is_help=True, help="Register, change, list and remove feeds.")
 pipelines = typer.Typer(no_args_is_help=True, help="Run functions of Spark between topics.")
 site = typer.Typer(no_args_is_help=True, help="Take a site out of service, or out of the fabric.")
 
@@ -129,6 +132,12 @@ _add(app, "pub", pub.pub, pub.EXAMPLE)
 _add(app, "sub", sub.sub, sub.EXAMPLE)
 _add(app, "get", get.get, get.EXAMPLE)
 _add(app, "read", read.read, read.EXAMPLE)
+app.add_typer(feeds, name="feed")
+_add(feeds, "register", feed.register, feed.REGISTER_EXAMPLE)
+_add(feeds, "set", feed.change, feed.SET_EXAMPLE)
+_add(feeds, "list", feed.list_feeds, feed.LIST_EXAMPLE)
+_add(feeds, "remove", feed.remove, feed.REMOVE_EXAMPLE)
+_add(app, "query", query.query, query.EXAMPLE)
 app.add_typer(archives, name="archive")
 _add(archives, "start", archive.start, archive.START_EXAMPLE)
 _add(archives, "status", archive.status, archive.STATUS_EXAMPLE)

@@ -29,7 +29,7 @@ def as_object(event: Event) -> dict[str, Any]:
     return {
         "topic": event.topic,
         "index": event.index,
-        "time": _iso(event.time, "microseconds"),
+        "time": iso(event.time, "microseconds"),
         "key": event.key,
         "headers": event.headers,
         "id": event.id,
@@ -63,7 +63,7 @@ class EventPrinter:
         if self._as_json:
             emit_json(as_object(event), flush=self._flush)
             return
-        time = _iso(event.time, "milliseconds")
+        time = iso(event.time, "milliseconds")
         topic = event.topic
         self._topic_width = max(self._topic_width, len(topic))
         place, name = f"{event.index:>7}", topic.ljust(self._topic_width)
@@ -77,7 +77,8 @@ class EventPrinter:
             self._console.print(line.append(f"  {payload}"), soft_wrap=True)
 
 
-def _iso(time: datetime, precision: str) -> str:
+def iso(time: datetime, precision: str) -> str:
+    """A time of an event as ISO 8601 has it."""
     return time.replace(tzinfo=None).isoformat(timespec=precision) + "Z"
 
 

@@ -94,8 +94,8 @@ class LogLines:
     """Plain lines with a time, for files, pipes and journals."""
 
     def __enter__(self) -> Self:
-        self._handler = _Handler(self._say)
-        _install(self._handler)
+        self._handler = LogHandler(self._say)
+        install(self._handler)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -145,8 +145,8 @@ class StatusLine:
     def __enter__(self) -> Self:
         from rich.live import Live
 
-        self._handler = _Handler(self._warn)
-        _install(self._handler)
+        self._handler = LogHandler(self._warn)
+        install(self._handler)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._live.start()
         return self
@@ -218,7 +218,7 @@ class StatusLine:
         self._console.print(Text.assemble((now, "dim"), "  ", (text, "yellow")), soft_wrap=True)
 
 
-class _Handler(logging.Handler):
+class LogHandler(logging.Handler):
     """Passes what modules log to a face."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -229,7 +229,7 @@ class _Handler(logging.Handler):
         self._say(self.format(record))
 
 
-def _install(handler: logging.Handler) -> None:
+def install(handler: logging.Handler) -> None:
     """Make `handler` the only one."""
     handler.setFormatter(logging.Formatter("%(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)

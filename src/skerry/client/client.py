@@ -40,10 +40,12 @@ from skerry.log.read import Reader
 from skerry.log.route import Routes
 from skerry.log.topics import Topics
 from skerry.model.control import (
+    ChangeRequest,
     FeedsRequest,
     LinkInfo,
     MoveRequest,
     QueryAnswer,
+    RemoveRequest,
     SiteInfo,
     SiteName,
     SiteStatus,
@@ -51,7 +53,7 @@ from skerry.model.control import (
     TopicRequest,
 )
 from skerry.model.event import Event, check_id
-from skerry.model.feeds import FEED_LEASE, Feed, Metadata
+from skerry.model.feeds import FEED_LEASE, Change, Feed, Metadata, check_change
 from skerry.model.names import check_topic
 from skerry.model.topic import Ack, Durability, OnPartition, Topic, TopicSettings
 
@@ -437,6 +439,18 @@ class Client:
             found += answer.feeds
             if not answer.more:
                 return found
+
+    async def set_feed(self, id: str, change: Change, *, owner: str) -> Feed:
+        """Change the metadata of a feed that `owner` registered at this site, perhaps through
+        another client: the keys that change with their values, None for one that goes. What it
+        returns is known here, and told to the other sites. A feed of your own has `set`."""
+        request = ChangeRequest(owner=owner, id=id, change=dict(check_change(change)))
+        return msgspec.json.decode(await self._ask("open.feed.set", request), type=Feed)
+
+    async def remove_feed(self, id: str, *, owner: str) -> None:
+        """Remove a feed that `owner` registered at this site, also a permanent one. Its events
+        stay."""
+        await self._ask("open.feed.remove", RemoveRequest(owner=owner, id=id))
 
     def query(
         self,

@@ -19,15 +19,19 @@ import skerry.client.client as asynchronous
 from skerry.client.client import Target
 from skerry.config import ClientSettings
 from skerry.errors import SkerryError, Unavailable
+from skerry.feeds.feed import FeedHandle
 from skerry.log.append import Publisher
 from skerry.log.follow import Subscription
 from skerry.log.pack import Format, Packer
 from skerry.model.control import LinkInfo, SiteInfo, SiteStatus
 from skerry.model.event import Event
+from skerry.model.feeds import FEED_LEASE, Change, Feed, Metadata
 from skerry.model.topic import Ack, Durability, OnPartition, Topic
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from skerry.feeds.subscription import Item, QuerySubscription
 
 T = TypeVar("T")
 
@@ -260,6 +264,53 @@ class SyncClient:
         """Remove a durable subscription for good."""
         self._loop.run(self._client.unsubscribe(topic, durable))
 
+    def feed(
+        self,
+        metadata: Metadata | None = None,
+        *,
+        id: str | None = None,
+        topic: str | None = None,
+        permanent: bool = False,
+        owner: str | None = None,
+        lease: float = FEED_LEASE,
+    ) -> SyncFeed:
+        """Register a feed, which others find by query; use it in a `with` block. It is renewed
+        while this client is open."""
+        registering = self._client.feed(
+            metadata, id=id, topic=topic, permanent=permanent, owner=owner, lease=lease
+        )
+        return SyncFeed(self._loop, self._loop.run(registering))
+
+    def feeds(self, query: str | None = None) -> list[Feed]:
+        """The feeds of all sites that match a query, or all, by id."""
+        return self._loop.run(self._client.feeds(query))
+
+    def set_feed(self, id: str, change: Change, *, owner: str) -> Feed:
+        """Change the metadata of a feed that `owner` registered at this site."""
+        return self._loop.run(self._client.set_feed(id, change, owner=owner))
+
+    def remove_feed(self, id: str, *, owner: str) -> None:
+        """Remove a feed that `owner` registered at this site. Its events stay."""
+        self._loop.run(self._client.remove_feed(id, owner=owner))
+
+    def query(
+        self,
+        text: str,
+        *,
+        from_time: datetime | None = None,
+        durable: str | None = None,
+        window: int = 16384,
+    ) -> SyncQuery:
+        """Subscribe by query; iterate over it with `for`. It yields `Joined`, `Left`, `Received`
+        and `Missed`. With `durable`, acknowledge them with `ack(item)`."""
+
+        async def open_() -> QuerySubscription:
+            return await self._client.query(
+                text, from_time=from_time, durable=durable, window=window
+            )
+
+        return SyncQuery(self._loop, self._loop.run(open_()))
+
     def sites(self) -> list[SiteInfo]:
         """The sites of the fabric, by name."""
         return self._loop.run(self._client.sites())
@@ -397,8 +448,119 @@ class SyncSubscription:
             self._loop.run(self._subscription.close())
 
 
-async def _next(events: AsyncIterator[Event]) -> Event | None:
-    return await anext(events, None)
+class SyncFeed:
+    """A feed that this client publishes to. Leaving its `with` block removes the feed, unless it is
+    permanent; its events stay."""
+
+    def __init__(self, loop: _Loop, handle: FeedHandle) -> None:
+        self._loop = loop
+        self._handle = handle
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def id(self) -> str:
+        """The feed's UUID."""
+        return self._handle.id
+
+    @property
+    def topic(self) -> str:
+        """Where its events go."""
+        return self._handle.topic
+
+    @property
+    def metadata(self) -> Metadata:
+        """What is said of it."""
+        return self._handle.metadata
+
+    @property
+    def feed(self) -> Feed:
+        """All that is known of it."""
+        return self._handle.feed
+
+    def publish(
+        self, data: bytes | str, *, change: dict[str, Any] | None = None, **options: Any
+    ) -> int:
+        """Publish an event, after `change` of the metadata; return its index once it is stored."""
+        return self._loop.run(self._handle.publish(data, change=change, **options))
+
+    def send(
+        self, data: bytes | str, *, change: dict[str, Any] | None = None, **options: Any
+    ) -> Future[int]:
+        """Publish an event, after `change` of the metadata; return the future of its index."""
+        index: Future[int] = Future()
+
+        async def send() -> None:
+            ack = await self._handle.send(data, change=change, **options)
+            ack.add_done_callback(lambda done: _copy(done, index))
+
+        self._loop.run(send())
+        return index
+
+    def set(self, change: dict[str, Any]) -> Feed:
+        """Change the metadata: the keys that change with their values, None for one that goes."""
+        return self._loop.run(self._handle.set(change))
+
+    def remove(self) -> None:
+        """Remove the feed, also a permanent one. Its events stay."""
+        self._loop.run(self._handle.remove())
+
+    def close(self) -> None:
+        """Stop publishing; a feed that is not permanent goes."""
+        self._loop.run(self._handle.close())
+
+
+class SyncQuery:
+    """A subscription by query to iterate over with `for`."""
+
+    def __init__(self, loop: _Loop, subscription: QuerySubscription) -> None:
+        self._loop = loop
+        self._subscription = subscription
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Item]:
+        return self
+
+    def __next__(self) -> Item:
+        item = self._loop.run(_next(self._subscription))
+        if item is None:
+            raise StopIteration
+        return item
+
+    def ack(self, item: Item) -> None:
+        """Say that an item of a durable query is done with."""
+
+        async def say() -> None:
+            self._subscription.ack(item)
+
+        self._loop.run(say())
+
+    @property
+    def feeds(self) -> list[Feed]:
+        """The feeds that match now, as far as this subscription was told."""
+
+        async def look() -> list[Feed]:
+            return self._subscription.feeds
+
+        return self._loop.run(look())
+
+    def close(self) -> None:
+        """Stop."""
+        with suppress(Unavailable):
+            self._loop.run(self._subscription.close())
+
+
+async def _next(items: AsyncIterator[T]) -> T | None:
+    return await anext(items, None)
 
 
 async def _some(events: AsyncIterator[Event]) -> list[Event]:

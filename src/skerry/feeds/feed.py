@@ -132,7 +132,7 @@ class FeedKeeper(Listener):
     ) -> FeedHandle:
         """Register a feed."""
         check_metadata(metadata)
-        owner = owner or self._owner
+        owner = self._owner if owner is None else owner
         id = id or str(uuid.uuid4())  # so that it can be asked for again
         lease = min(lease, self._leases.get(owner, lease))
         request = RegisterRequest(
