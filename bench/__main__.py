@@ -13,7 +13,20 @@ import sys
 import msgspec
 import uvloop
 
-from bench import failover, join, latency, local, memory, move, publish, spark, subscribe, wan
+from bench import (
+    archive,
+    failover,
+    join,
+    latency,
+    local,
+    memory,
+    move,
+    publish,
+    spark,
+    spark_memory,
+    subscribe,
+    wan,
+)
 from bench.harness import Figure, machine, now, progress, save, show
 
 BENCHMARKS = [
@@ -27,6 +40,8 @@ BENCHMARKS = [
     *wan.BENCHMARKS,
     *join.BENCHMARKS,
     *spark.BENCHMARKS,
+    *archive.BENCHMARKS,
+    *spark_memory.BENCHMARKS,
 ]
 ORDER = [id for benchmark in BENCHMARKS for id in benchmark.ids]
 
@@ -44,6 +59,7 @@ TARGETS = {
     "spark.source.rows_s": (">=", 350_000.0),
     "spark.source.vs_natspy": (">=", 5.0),
     "spark.packed.rows_s": (">=", 2_000_000.0),
+    "spark.memory.growth": ("<", 1.1),
 }
 """What is aimed for. Reported beside the figures, and never a reason to fail."""
 
