@@ -507,7 +507,11 @@ async def test_an_external_engine_without_jetstream_is_refused(tmp_path: Path) -
                 pass
 
 
-async def test_an_external_account_without_jetstream_is_refused(tmp_path: Path) -> None:
+async def test_an_external_account_without_jetstream_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once: nobody is about to enable it."""
+    monkeypatch.setattr(agent, "EXTERNAL_TIME", 3600.0)
     accounts = {"A": {"users": ACCOUNT["users"]}, "B": {"jetstream": "enabled"}}
     async with nats_server(tmp_path, accounts=accounts) as port:
         with refused(errors.EngineUnfit, port):

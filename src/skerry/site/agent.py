@@ -318,7 +318,7 @@ class Site:
     async def _check_rights(self, connection: Connection) -> None:
         """Use what we need once, and clean up: storing, transforming, mapping plain publishes."""
         site = self.settings.site
-        jetstream = JetStream(connection)
+        jetstream = JetStream(connection, wakes=False)
         topics = Topics(jetstream, site, deliver_plain=True)
         probe = f"skerry-check-{os.getpid()}"
         mapped = asyncio.Event()
