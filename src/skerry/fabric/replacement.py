@@ -116,10 +116,9 @@ class Replacement:
 
     async def _salvage(self, local: Local, entry: TopicEntry) -> None:
         """Bring what only this former home has to the new one."""
-        fork = min(
-            [base for epoch, base in entry.lineage if epoch > local.copy.root],
-            default=entry.base,
-        )
+        # Of a fork that nobody remembers, no more than is known: to begin at 0 would publish events
+        # again that the new home has let age out, or whose ids it never had.
+        fork = min(entry.known_fork(local.copy.root), entry.base)
         if local.copy.last <= fork:
             return
         if not await self._links.reach(entry.home, 5.0):
