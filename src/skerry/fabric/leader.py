@@ -25,13 +25,13 @@ from skerry.errors import (
     Unavailable,
     UnknownSite,
 )
-from skerry.fabric.demands import check_overlap, check_same, settings_of
 from skerry.fabric.links import Links
 from skerry.fabric.losses import Losses, Lost
 from skerry.fabric.placement import choose_members, members_after, members_without, named_sites
 from skerry.fabric.tasks import Tasks
 from skerry.log.topics import unknown_topic
 from skerry.model.control import CreateRequest, MoveRequest
+from skerry.model.demands import check_overlap, check_same, settings_of
 from skerry.model.fabric import (
     LinkRecord,
     Presence,
@@ -138,7 +138,7 @@ class Leader:
         async with self._making:
             known = self._store.get(topic_key(name), TopicEntry)
             if known is not None:
-                check_same(known, settings)
+                check_same(name, known.settings, settings)
                 return known
             check_overlap(name, self.entries())
             home = self._choose_home(settings, request.site)

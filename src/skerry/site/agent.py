@@ -33,12 +33,12 @@ from skerry.errors import (
     Unavailable,
 )
 from skerry.fabric.control import Control
-from skerry.fabric.demands import settings_of
 from skerry.fabric.fabric import Fabric
 from skerry.fabric.join import Membership, join, site_record
 from skerry.fabric.links import first_wiring
 from skerry.log.topics import Topics, topics_of
 from skerry.model.control import SiteStatus, TopicName, TopicRequest
+from skerry.model.demands import settings_of
 from skerry.model.names import check_site, topic_of_stream
 from skerry.model.topic import Topic, TopicSettings
 from skerry.site.disk import watch_disk
