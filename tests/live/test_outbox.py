@@ -19,7 +19,7 @@ from skerry.errors import OutcomeUnknown, Unavailable
 from skerry.testing import LocalFabric, LocalSite, WanFabric
 from tests.conftest import until
 from tests.live.faults import refused
-from tests.live.test_interest import has_copy
+from tests.live.test_interest import delivers
 from tests.live.test_links import linked
 from tests.live.test_plain import Device, nats_client
 from tests.live.test_replicas import (
@@ -395,7 +395,7 @@ async def test_an_mqtt_subscriber_at_another_site_gets_every_event_once(
         else:
             await client.create_topic("t")
         assert await reader.subscribe("t/t/#", qos) == qos
-        await until(lambda: has_copy(fabric, "lab", "t"))
+        await until(lambda: delivers(fabric["lab"], "t"))
         expected: list[str] = []
         for source in sources:
             expected += await publish_by(source, client, writer)
