@@ -213,7 +213,7 @@ async def test_a_full_site_takes_no_topic() -> None:
         await client.create_topic("t")
         for number in range(40):
             await client.publish("t", b"%d" % number * 30_000)
-        monkey = "skerry.fabric.leader.PRECOPY"
+        monkey = "skerry.fabric.moves.PRECOPY"
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(monkey, 3.0)
             with pytest.raises(MoveFailed):

@@ -20,8 +20,9 @@ import msgspec
 from skerry.errors import SkerryError, Unavailable
 from skerry.fabric.control import Control
 from skerry.fabric.join import JoinRequest
-from skerry.fabric.leader import FreezeRequest, Leader, SealRequest
+from skerry.fabric.leader import Leader, SealRequest
 from skerry.fabric.losses import Lost
+from skerry.fabric.moves import FreezeRequest
 from skerry.fabric.outbox import SourceRequest
 from skerry.log.topics import unknown_topic
 from skerry.model.control import (
