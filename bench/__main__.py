@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections.abc import Callable
 
 import msgspec
 import uvloop
@@ -69,8 +70,9 @@ def is_chosen(id: str, prefix: str) -> bool:
     return not prefix or id == prefix or id.startswith(prefix + ".")
 
 
-async def run(prefix: str) -> list[Figure]:
-    """Run what makes figures that begin with `prefix`, and return those."""
+async def run(prefix: str, keep: Callable[[list[Figure]], None]) -> list[Figure]:
+    """Run what makes figures that begin with `prefix`, and return those. Each is given to `keep` as
+    it is made, so that one that fails takes none with it."""
     figures: list[Figure] = []
     for benchmark in BENCHMARKS:
         chosen = [id for id in benchmark.ids if is_chosen(id, prefix)]
@@ -80,7 +82,9 @@ async def run(prefix: str) -> list[Figure]:
         elif chosen:
             made = [msgspec.structs.replace(f, date=now()) for f in await benchmark.run()]
             assert [figure.id for figure in made] == list(benchmark.ids)
-            figures += [figure for figure in made if is_chosen(figure.id, prefix)]
+            new = [figure for figure in made if is_chosen(figure.id, prefix)]
+            keep(new)
+            figures += new
     return figures
 
 
@@ -101,10 +105,9 @@ def main() -> int:
         return 0
     about = machine()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        figures = runner.run(run(arguments.prefix))
+        figures = runner.run(run(arguments.prefix, lambda new: save(about, new, ORDER)))
     progress("")
     if figures:
-        save(about, figures, ORDER)
         show(figures, TARGETS)
     return 0
 

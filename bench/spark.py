@@ -263,7 +263,9 @@ async def _latency() -> list[Figure]:
             def start() -> Any:
                 skerry.spark.register(spark)
                 reader = spark.readStream.format("skerry").option("data", str(stage.data))
-                frame = reader.option("topic", source).schema("value BINARY").load()
+                # With `latest`, what is published before the query has looked would not be read.
+                reader = reader.option("topic", source).option("start", "earliest")
+                frame = reader.schema("value BINARY").load()
                 writer = frame.writeStream.format("skerry").option("data", str(stage.data))
                 writer = writer.option("topic", sink).option("checkpointLocation", checkpoint)
                 return writer.start()

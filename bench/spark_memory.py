@@ -17,6 +17,7 @@ import tempfile
 import time
 
 import psutil
+from pyspark.sql.functions import window
 
 import skerry.spark
 from bench.harness import Benchmark, Figure, measured, progress
@@ -91,13 +92,14 @@ def _look(pid: int) -> tuple[float, float, float]:
 
 
 def run_query(data: str, source: str, sink: str, checkpoint: str) -> None:
-    """Count and add up numbers by key, for ever."""
+    """Count and add up numbers by key and window, for ever."""
     spark = skerry.spark.session("memory", master="local[2]", memory="600m")
     reader = spark.readStream.format("skerry").options(data=data, topic=source, start="earliest")
-    numbers = reader.load().selectExpr("cast(cast(value AS string) AS long) AS n")
-    totals = numbers.groupBy((numbers.n % 1000).alias("key")).count()
-    lines = totals.where("key < 10").selectExpr("to_json(struct(*)) AS value")
-    writer = lines.writeStream.format("skerry").options(data=data, topic=sink).outputMode("update")
+    numbers = reader.load().selectExpr("time", "cast(cast(value AS string) AS long) % 100 AS key")
+    late = numbers.withWatermark("time", "2 seconds")
+    totals = late.groupBy(window("time", "5 seconds"), "key").count()
+    lines = totals.selectExpr("to_json(struct(*)) AS value")
+    writer = lines.writeStream.format("skerry").options(data=data, topic=sink)
     writer = writer.option("checkpointLocation", checkpoint).trigger(processingTime="1 second")
     writer.start().awaitTermination()
 
