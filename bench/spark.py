@@ -258,7 +258,7 @@ async def _latency() -> list[Figure]:
     runs without a pause between batches, and an event is published every quarter of a second."""
     spark = _session()
     async with running_site() as stage, stage.topic() as source, stage.topic() as sink:
-        with tempfile.TemporaryDirectory() as checkpoint:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as checkpoint:
 
             def start() -> Any:
                 skerry.spark.register(spark)

@@ -34,7 +34,7 @@ PARTS = ("driver", "jvm", "workers")
 async def _flat() -> list[Figure]:
     looks: dict[str, list[float]] = {part: [] for part in PARTS}
     async with running_site() as stage, stage.topic() as source, stage.topic() as sink:
-        with tempfile.TemporaryDirectory() as checkpoint:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as checkpoint:
             child = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "bench.spark_memory",
                 str(stage.data), source, sink, checkpoint,
