@@ -7,6 +7,7 @@ the holder chosen here, once that one is known to hold the same history.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
@@ -29,15 +30,20 @@ from skerry.model.names import topic_of_stream
 
 log = logging.getLogger("skerry.fabric")
 
+RING = 1.0
+"""Seconds after which a copy that follows another looks whether that one follows it: two that lose
+their holder at the same moment may choose each other, from what they know of one another."""
 FAR = 1.0
 """Seconds that an unmeasured distance counts for, and a link that is not there yet."""
 
 
 class Holding(msgspec.Struct):
-    """The log at a site that others may follow: the epoch of its history, its first index."""
+    """The log at a site that others may follow: the epoch of its history, its first index, and the
+    sites through which it follows the home itself."""
 
     root: int
     first: int
+    path: tuple[str, ...] = ()
 
 
 class Following:
@@ -169,7 +175,31 @@ class Following:
             )  # fmt: skip
             self._rebuild(local)
             return None
+        if self._site in holding.path:
+            self._leave_ring(local, entry)
+            return None
+        local.path = (*holding.path, local.parent)
+        if local.parent != entry.home:
+            self._tasks.spawn(self._look_for_ring(local, local.parent))
         return local.parent
+
+    async def _look_for_ring(self, local: Local, parent: str) -> None:
+        await asyncio.sleep(RING)
+        if local.parent != parent or (entry := self._logs.entry(local.name)) is None:
+            return
+        with contextlib.suppress(SkerryError):
+            data = await self._peers.ask(parent, "peer.holding", {"name": local.name}, 1.0)
+            holding = msgspec.json.decode(data, type=Holding | None)
+            if holding is not None and self._site in holding.path and local.parent == parent:
+                self._leave_ring(local, entry)
+                self.relay.again(local.stream)
+
+    def _leave_ring(self, local: Local, entry: TopicEntry) -> None:
+        """The holder that this copy follows follows it in turn: go to the home instead."""
+        log.warning("the copy of %s here and at %s follow each other", local.name, local.parent)
+        local.parent = entry.home
+        local.path = ()
+        self._links.want(entry.home)
 
     async def holding(self, name: str) -> Holding | None:
         """What a copy elsewhere that wants to follow the log here must know of it."""
@@ -177,7 +207,8 @@ class Following:
         info = await self._logs.info(local) if local is not None and local.kind else None
         if local is None or info is None:
             return None
-        return Holding(local.copy.root, info["state"]["first_seq"])
+        path = local.path if local.kind == "copy" else ()
+        return Holding(local.copy.root, info["state"]["first_seq"], path)
 
     def on_link(self, peer: str, is_up: bool) -> None:
         """A link changed: mirrors and sources that use it must be told, or would wait."""

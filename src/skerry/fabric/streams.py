@@ -31,6 +31,8 @@ class Local:
         self.copy = Copy(site)
         self.lock = asyncio.Lock()
         self.parent = ""
+        self.path: tuple[str, ...] = ()
+        """Through which sites it follows the home: its parent last."""
         self.sources: dict[str, float] = {}
         """Sites whose outbox this home reads, and until when."""
         self.delivers = True
