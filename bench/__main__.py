@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections.abc import Callable
 
 import msgspec
 import uvloop
 
 from bench import (
+    archive,
     cqbs,
     failover,
     join,
@@ -24,6 +26,7 @@ from bench import (
     publish,
     query,
     spark,
+    spark_memory,
     subscribe,
     wan,
 )
@@ -42,6 +45,8 @@ BENCHMARKS = [
     *query.BENCHMARKS,
     *cqbs.BENCHMARKS,
     *spark.BENCHMARKS,
+    *archive.BENCHMARKS,
+    *spark_memory.BENCHMARKS,
 ]
 ORDER = [id for benchmark in BENCHMARKS for id in benchmark.ids]
 
@@ -62,6 +67,7 @@ TARGETS = {
     "spark.source.rows_s": (">=", 350_000.0),
     "spark.source.vs_natspy": (">=", 5.0),
     "spark.packed.rows_s": (">=", 2_000_000.0),
+    "spark.memory.growth": ("<", 1.1),
 }
 """What is aimed for. Reported beside the figures, and never a reason to fail."""
 
@@ -71,8 +77,9 @@ def is_chosen(id: str, prefix: str) -> bool:
     return not prefix or id == prefix or id.startswith(prefix + ".")
 
 
-async def run(prefix: str) -> list[Figure]:
-    """Run what makes figures that begin with `prefix`, and return those."""
+async def run(prefix: str, keep: Callable[[list[Figure]], None]) -> list[Figure]:
+    """Run what makes figures that begin with `prefix`, and return those. Each is given to `keep` as
+    it is made, so that one that fails takes none with it."""
     figures: list[Figure] = []
     for benchmark in BENCHMARKS:
         chosen = [id for id in benchmark.ids if is_chosen(id, prefix)]
@@ -82,7 +89,9 @@ async def run(prefix: str) -> list[Figure]:
         elif chosen:
             made = [msgspec.structs.replace(f, date=now()) for f in await benchmark.run()]
             assert [figure.id for figure in made] == list(benchmark.ids)
-            figures += [figure for figure in made if is_chosen(figure.id, prefix)]
+            new = [figure for figure in made if is_chosen(figure.id, prefix)]
+            keep(new)
+            figures += new
     return figures
 
 
@@ -103,10 +112,9 @@ def main() -> int:
         return 0
     about = machine()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        figures = runner.run(run(arguments.prefix))
+        figures = runner.run(run(arguments.prefix, lambda new: save(about, new, ORDER)))
     progress("")
     if figures:
-        save(about, figures, ORDER)
         show(figures, TARGETS)
     return 0
 

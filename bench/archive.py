@@ -18,6 +18,7 @@ from typing import Any
 
 import skerry.spark
 from bench.harness import Benchmark, Figure, compared, interleave, measured, progress
+from bench.spark import no_java
 from bench.stage import running_site
 from skerry.archive.folder import Archive
 from skerry.archive.run import ROWS, TASKS, Archiver
@@ -94,4 +95,4 @@ async def _run() -> list[Figure]:
     ]
 
 
-BENCHMARKS = [Benchmark(["spark.archive.rows_s", "spark.archive.vs_plain"], _run)]
+BENCHMARKS = [Benchmark(["spark.archive.rows_s", "spark.archive.vs_plain"], _run, no_java)]

@@ -70,17 +70,22 @@ async def last_index(site: Site, stream: str) -> int | None:
 
 
 async def converged(fabric: LocalFabric, topic: str, sites: list[str]) -> None:
-    """Wait until the copies at `sites` end at the same index and none is being replaced."""
+    """Wait until the copies at `sites` end at the same index, none is being replaced, and none is
+    about to be: all are of the newest epoch that one of them knows of."""
     stream = "t~" + topic.replace("/", "~")
 
     async def same() -> bool:
         lasts = {await last_index(fabric.agent(site), stream) for site in sites}
-        return len(lasts) == 1 and None not in lasts and all(is_settled(s) for s in sites)
+        return len(lasts) == 1 and None not in lasts and is_settled()
 
-    def is_settled(site: str) -> bool:
-        part = fabric.agent(site).fabric
-        local = part.copies.local(topic) if part else None
-        return local is not None and local.kind in ("home", "copy")
+    def is_settled() -> bool:
+        parts = [part for site in sites if (part := fabric.agent(site).fabric)]
+        entries = [entry for part in parts if (entry := part.copies.entry(topic))]
+        logs = [local for part in parts if (local := part.copies.local(topic))]
+        return len(logs) == len(sites) and all(
+            local.kind in ("home", "copy") and local.copy.label == max(e.epoch for e in entries)
+            for local in logs
+        )
 
     await until(same, 60)
 

@@ -16,6 +16,7 @@ import pytest
 from skerry import Client, connect, errors
 from skerry.config import ClientSettings, SiteSettings
 from skerry.engine.binary import find_binary
+from skerry.engine.process import free_port
 from skerry.engine.wire import Connection, Listener
 from skerry.site import Site, agent
 from skerry.testing import LocalSite
@@ -154,6 +155,12 @@ async def test_one_port_for_two_listeners_is_refused() -> None:
     with refused(errors.PortTaken, port):
         async with LocalSite(port=port, mqtt_port=port):
             pass
+
+
+def test_a_free_port_is_another_one_each_time() -> None:
+    """A site asks for several before its engine listens on the first."""
+    ports = [free_port("127.0.0.1") for _ in range(900)]
+    assert len(set(ports)) == len(ports)
 
 
 @pytest.mark.parametrize("port", [-1, 65536])
@@ -507,7 +514,11 @@ async def test_an_external_engine_without_jetstream_is_refused(tmp_path: Path) -
                 pass
 
 
-async def test_an_external_account_without_jetstream_is_refused(tmp_path: Path) -> None:
+async def test_an_external_account_without_jetstream_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once: nobody is about to enable it."""
+    monkeypatch.setattr(agent, "EXTERNAL_TIME", 3600.0)
     accounts = {"A": {"users": ACCOUNT["users"]}, "B": {"jetstream": "enabled"}}
     async with nats_server(tmp_path, accounts=accounts) as port:
         with refused(errors.EngineUnfit, port):

@@ -9,6 +9,7 @@ import itertools
 import logging
 import time
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +57,12 @@ def joining(token: str, name: str = "lab", **settings: Any) -> LocalSite:
 async def ask_to_join(token: str, **changes: Any) -> Welcome:
     """Send what a site would, changed; the first of those that wrote it may be anyone."""
     address = read_token(token).address
-    request = JoinRequest(
-        token=token, name="lab", tier="edge", version=VERSION, protocol=PROTOCOL,
-        link=None, tls=False, ca="", key=new_pair()[1],
+    key = changes.pop("key", new_pair()[1])
+    site = SiteRecord(
+        name="lab", tier="edge", version=VERSION, protocol=PROTOCOL, link=None,
+        joined=datetime.now(UTC),
     )  # fmt: skip
-    request = msgspec.structs.replace(request, **changes)
+    request = JoinRequest(token=token, site=msgspec.structs.replace(site, **changes), key=key)
     connection = await Connection.open(address, QUICK, "by-hand")
     try:
         reply = await connection.request(
@@ -556,9 +558,16 @@ async def test_a_lone_site_that_joins_brings_its_events_to_a_topic_of_the_same_n
 
 
 async def test_a_record_of_a_site_holds_what_it_said(fabric: LocalFabric) -> None:
-    await ask_to_join(await token_of(fabric), tier="hub", link="[::1]:7422", ca="PEM", tls=True)
+    """But not what others say of it: since when it is part, and whether it is drained."""
+    before = datetime.now(UTC)
+    await ask_to_join(
+        await token_of(fabric), tier="hub", link="[::1]:7422", ca="PEM", tls=True,
+        draining=True, joined=datetime.fromtimestamp(0, UTC),
+    )  # fmt: skip
     part = fabric.agent("hub").fabric
     assert part is not None
     record = part.store.get("site.lab", SiteRecord)
     assert record is not None
     assert (record.tier, record.link, record.ca, record.tls) == ("hub", "[::1]:7422", "PEM", True)
+    assert not record.draining
+    assert record.joined >= before

@@ -9,6 +9,8 @@ import pytest
 
 from skerry import Topic
 from skerry.errors import MoveFailed, SkerryError, UnknownSite, UnknownTopic
+from skerry.model import promotion
+from skerry.model.fabric import SubscriptionRecord, subscription_key
 from skerry.testing import LocalFabric
 from tests.conftest import until
 from tests.live.fabrics import Load, check_all, last_index, three_sites
@@ -79,6 +81,37 @@ async def test_durable_subscriptions_go_on_at_the_next_index() -> None:
                 events.ack(event)
                 seen.append(event.index)
             assert list(dict.fromkeys(seen)) == list(range(6, 12))
+
+
+async def test_what_a_durable_subscription_read_of_a_forgotten_history_comes_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The directory does not know any more what the log of then shares with that of now."""
+    monkeypatch.setattr(promotion, "LINEAGE_KEPT", 2)
+    async with three_sites() as fabric, fabric.connect("hub", "admin") as admin:
+        await admin.create_topic("t", home="lab")
+        for number in range(10):
+            await admin.publish("t", str(number))
+        async with (
+            fabric.connect("farm") as client,
+            client.subscribe("t", from_index=1, durable="d") as events,
+        ):
+            for _ in range(5):
+                events.ack(await anext(events))
+            await until(lambda: _is_at(fabric, 5))
+        await fabric.stop("farm")
+        for replicas in (["hub"], [], ["hub"]):
+            await admin.move_topic("t", "lab", replicas=replicas)
+        async with admin.subscribe("t", durable="d") as events:
+            assert [(await anext(events)).index for _ in range(10)] == list(range(1, 11))
+
+
+def _is_at(fabric: LocalFabric, floor: int) -> bool:
+    """Whether it is written down that the durable subscription has read so far."""
+    part = fabric.agent("hub").fabric
+    assert part is not None
+    record = part.store.get(subscription_key("t", "d"), SubscriptionRecord)
+    return record is not None and record.floor == floor and bool(record.config)
 
 
 async def test_many_topics_move_at_once_with_progress() -> None:
@@ -180,7 +213,7 @@ async def test_a_full_site_takes_no_topic() -> None:
         await client.create_topic("t")
         for number in range(40):
             await client.publish("t", b"%d" % number * 30_000)
-        monkey = "skerry.fabric.leader.PRECOPY"
+        monkey = "skerry.fabric.moves.PRECOPY"
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(monkey, 3.0)
             with pytest.raises(MoveFailed):

@@ -19,6 +19,7 @@ from skerry.errors import OutcomeUnknown, Unavailable
 from skerry.testing import LocalFabric, LocalSite, WanFabric
 from tests.conftest import until
 from tests.live.faults import refused
+from tests.live.test_interest import delivers
 from tests.live.test_links import linked
 from tests.live.test_plain import Device, nats_client
 from tests.live.test_replicas import (
@@ -377,18 +378,24 @@ async def publish_by(source: str, client: Client, writer: Device) -> list[str]:
     ("qos", "sources"),
     [(0, ["sdk", "outbox", "mqtt 0", "mqtt 1"]), (1, ["sdk", "outbox", "mqtt 0"])],
 )
+@pytest.mark.parametrize("replicas", [0, 1])
 async def test_an_mqtt_subscriber_at_another_site_gets_every_event_once(
-    fabric: LocalFabric, qos: int, sources: list[str]
+    fabric: LocalFabric, qos: int, sources: list[str], replicas: int
 ) -> None:
-    """The topic lives at farm; devices subscribe at lab, where a replica is."""
+    """The topic lives at farm; devices subscribe at lab, where a replica is, or only a copy that
+    was fetched for them."""
     async with (
         fabric.connect("farm") as client,
         Device(fabric["lab"], "reader") as reader,
         Device(fabric["farm"], "writer") as writer,
     ):
-        await client.create_topic("t", replicas=1, spread="lab")
-        await are_linked(fabric)
+        if replicas:
+            await client.create_topic("t", replicas=1, spread="lab")
+            await are_linked(fabric)
+        else:
+            await client.create_topic("t")
         assert await reader.subscribe("t/t/#", qos) == qos
+        await until(lambda: delivers(fabric["lab"], "t"))
         expected: list[str] = []
         for source in sources:
             expected += await publish_by(source, client, writer)

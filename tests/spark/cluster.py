@@ -15,10 +15,10 @@ from pathlib import Path
 import pyspark
 
 from skerry.spark.java import find_java
+from tests.spark.conftest import QUICK
 
 HOME = Path(pyspark.__file__).parent
 DEADLINE = 100.0
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 @contextlib.contextmanager

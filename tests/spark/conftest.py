@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,15 @@ from skerry.testing import LocalSite
 PATIENCE = 300.0
 """Seconds to wait for what Spark does: to start one query takes 20 on a machine that is busy."""
 
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""What makes a JVM that lives for seconds start sooner."""
+os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK)  # for commands too, which are processes
+
 SMALL = {
     "spark.sql.shuffle.partitions": 1,
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.streaming.stateStore.rocksdb.boundedMemoryUsage": "true",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": QUICK,
 }
 
 

@@ -27,9 +27,10 @@ def main(kind: str, url: str, data: str, checkpoint: str) -> None:
         writer = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True)
         writer.start().awaitTermination()
         table = spark.read.format("skerry").options(data=data, topic="b", partitions=2).load()
-        numbers = table.where("index > 10").selectExpr("cast(cast(value AS STRING) AS LONG) AS n")
+        numbers = table.selectExpr("cast(cast(value AS STRING) AS LONG) AS n")
         count, total = numbers.selectExpr("count(n)", "sum(n)").collect()[0]
-        print(f"rows {count} sum {total} kind {type(spark).__module__}")
+        late = table.where("index > 10").count()
+        print(f"rows {count} sum {total} late {late} kind {type(spark).__module__}")
     finally:
         spark.stop()
 

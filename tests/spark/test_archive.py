@@ -12,9 +12,13 @@ import pytest
 
 import skerry.spark
 from skerry import Client, errors
+from skerry.archive.delta import DeltaArchive
 from skerry.archive.folder import Archive, TableFormat, check_target
 from skerry.archive.run import Archiver, Batch
-from skerry.testing import LocalSite
+from skerry.archive.table import open_table
+from skerry.testing import LocalFabric, LocalSite
+from tests.conftest import until
+from tests.spark.conftest import PATIENCE
 from tests.spark.test_stream import fill, run
 
 
@@ -125,6 +129,60 @@ async def test_archive_and_history_equal_the_topics_row_by_row(
     assert len(await run(lambda: collected(keeper.history("s/b/deep")))) == 200
     wrong = await run(lambda: keeper.history().where("date <> to_date(time)").count())
     assert wrong == 0
+
+
+async def test_an_archive_goes_on_when_its_topic_moves_and_fails_over(
+    spark: Any, tmp_path: Path
+) -> None:
+    async with (
+        LocalFabric(["hub", "farm", "lab"]) as fabric,
+        fabric.connect("hub") as client,
+        fabric.connect("hub", "admin") as admin,
+    ):
+        await client.create_topic("s/a", home="farm", replicas=2, ack="quorum")
+        keeper = Keeper(spark, fabric["hub"], tmp_path / "archive", "delta")
+        await fill(client, "s/a", 0, 100)
+        await run(keeper.once)
+        await admin.move_topic("s/a", "lab")
+        await fill(client, "s/a", 100, 200)
+        await run(keeper.once)
+        await fill(client, "s/a", 200, 300)  # is in nobody's archive when the home is lost
+        await fabric.crash("lab")
+        await fill(client, "s/a", 300, 400)
+        assert (await client.topic("s/a")).home != "lab"
+        expected = await stored(client, "s/a")
+        assert [int(row[5]) for row in expected] == list(range(400))
+        assert await run(lambda: collected(keeper.history())) == expected
+        await run(keeper.once)
+        assert await run(lambda: collected(keeper.history(live=False))) == expected
+
+
+async def test_an_archive_is_compacted_while_it_runs(client: Client, delta: Keeper) -> None:
+    await client.create_topic("s/a")
+    await fill(client, "s/a", 0, 100)
+    archiver = await run(delta.make)
+    await run(archiver.start, once=False, trigger=0.1)
+    counts: list[int] = []
+
+    def follow() -> None:
+        for batch in archiver.batches(lambda: sum(counts) >= 600):
+            counts[:] = [*counts, batch.rows]
+
+    async def beyond(count: int) -> None:
+        await until(lambda: sum(counts) >= count, PATIENCE)
+
+    following = asyncio.create_task(run(follow))
+    try:
+        for n in range(1, 6):
+            await beyond(100 * n)
+            table = open_table(Archive.open(delta.folder))
+            assert isinstance(table, DeltaArchive)
+            await run(table.compact, 2**20, 7 * 86400.0)
+            await fill(client, "s/a", 100 * n, 100 * n + 100)
+        await following
+    finally:
+        await run(archiver.stop)
+    assert await run(lambda: collected(delta.history(live=False))) == await stored(client, "s/a")
 
 
 async def test_history_is_whole_while_publishing_and_archiving_go_on(

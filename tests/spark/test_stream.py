@@ -160,6 +160,7 @@ async def test_a_pattern_waits_for_topics_and_takes_in_new_ones(
         ("aged", "events 11 to 25 of t aged out"),
         ("other", "checkpoint is of a query that read t, and this one reads u"),
         ("unknown", "there is no topic nope"),
+        ("version", "checkpoint was not written by this version of Skerry"),
     ],
 )
 async def test_a_query_stops_when_its_topic_is_not_what_it_was(
@@ -182,6 +183,12 @@ async def test_a_query_stops_when_its_topic_is_not_what_it_was(
     elif what == "other":
         await client.create_topic("u")
         changes["topic"] = "u"
+    elif what == "version":
+        await fill(client, "t", 10, 12)
+        offsets = reading.folder / "checkpoint" / "offsets"
+        (offsets / ".0.crc").unlink(missing_ok=True)
+        lines = (offsets / "0").read_text().splitlines()
+        (offsets / "0").write_text("\n".join([*lines[:-1], '{"t": 10}']))
     else:
         changes["topic"] = "nope"
     with pytest.raises(Exception, match=message):

@@ -35,6 +35,7 @@ from skerry.model.fabric import PROTOCOL
 ADDRESS = Address(site="hub", host="hub.example", port=4222, user="join", password="pass")
 FABRIC = Membership(id="f1", name="coast", coordination="hub", secret="known only here")
 TOKEN = make_token(FABRIC, ADDRESS)
+LAB = site_record(SiteSettings(site="lab", data=Path("/nowhere")), Ports(1, None, None))
 
 
 def write_token(given: Pass) -> str:
@@ -155,11 +156,9 @@ def test_a_fabric_begins_once(tmp_path: Path) -> None:
 
 
 def request(**changes: object) -> JoinRequest:
-    asked = JoinRequest(
-        token="t", name="lab", tier="edge", version=VERSION, protocol=PROTOCOL,
-        link=None, tls=False, ca="", key=new_pair()[1],
-    )  # fmt: skip
-    return msgspec.structs.replace(asked, **changes)
+    """What a site asks that is as it should be, but for `changes` of it."""
+    key = str(changes.pop("key", new_pair()[1]))
+    return JoinRequest(token="t", site=msgspec.structs.replace(LAB, **changes), key=key)
 
 
 def test_a_joiner_of_another_protocol_hears_both_versions() -> None:
@@ -171,6 +170,5 @@ def test_a_joiner_of_another_protocol_hears_both_versions() -> None:
 
 
 def test_a_joiner_needs_a_name_of_its_own() -> None:
-    known = site_record(SiteSettings(site="lab", data=Path("/nowhere")), Ports(1, None, None))
     with pytest.raises(SiteTaken, match="'lab'"):
-        check_joiner(request(), known)
+        check_joiner(request(), LAB)

@@ -26,12 +26,15 @@ def entry(*lineage: tuple[int, int]) -> TopicEntry:
 
 
 @pytest.mark.parametrize(
-    ("epoch", "fork"),
-    [(5, sys.maxsize), (4, 90), (3, 90), (2, 40), (1, 0)],
+    ("epoch", "fork", "known"),
+    [(5, sys.maxsize, sys.maxsize), (4, 90, 90), (3, 90, 90), (2, 40, 40), (1, 0, 40)],
 )
-def test_what_an_earlier_epoch_shares_with_the_history(epoch: int, fork: int) -> None:
-    """Epoch 1 is older than the first one known by more than one: nothing can be told."""
-    assert entry((3, 40), (4, 100), (5, 90)).fork(epoch) == fork
+def test_what_an_earlier_epoch_shares_with_the_history(epoch: int, fork: int, known: int) -> None:
+    """Epoch 1 is older than the first one known by more than one: nothing can be told but where it
+    must have forked at the latest."""
+    topic = entry((3, 40), (4, 100), (5, 90))
+    assert topic.fork(epoch) == fork
+    assert topic.known_fork(epoch) == known
 
 
 async def test_what_replicas_have_is_let_go_in_order() -> None:

@@ -60,10 +60,17 @@ def error_of(body: dict[str, Any], call: str = "") -> SkerryError | None:
 
 
 class JetStream:
-    """JetStream's API over one connection: of its own site, or of another that is linked."""
+    """JetStream's API over one connection: of its own site, or of another that is linked.
 
-    def __init__(self, connection: Connection, site: str | None = None) -> None:
+    An engine that says that JetStream is not enabled is waited for, as it may be asleep; with
+    `wakes` False nobody is there to wake it, and that is an error at once.
+    """
+
+    def __init__(
+        self, connection: Connection, site: str | None = None, *, wakes: bool = True
+    ) -> None:
         self.connection = connection
+        self._wakes = wakes
         self.prefix = "$JS.API." if site is None else f"$JS.{site}.API."
 
     async def call(
@@ -78,8 +85,8 @@ class JetStream:
             error = error_of(answer, name)
             if error is None:
                 return answer
-            is_locked = isinstance(error, ApiError) and error.code == NOT_ENABLED
-            if not is_locked or self.connection.now() > deadline:
+            is_asleep = isinstance(error, ApiError) and error.code == NOT_ENABLED
+            if not (is_asleep and self._wakes) or self.connection.now() > deadline:
                 raise error
             await asyncio.sleep(0.05)
 

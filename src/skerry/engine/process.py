@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import deque
 from pathlib import Path
 
 from skerry.engine.folder import Folder, unwritable
@@ -41,13 +42,20 @@ _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
 
 
+_given: deque[int] = deque(maxlen=1000)
+"""Ports that were found free lately, and that nobody may listen on yet."""
+
+
 def free_port(host: str) -> int:
-    """A TCP port that nobody listens on at this moment. Below those that the system gives to
-    outgoing connections: an engine that restarts must find its port free."""
+    """A TCP port that nobody listens on at this moment, another one each time. Below those that the
+    system gives to outgoing connections: an engine that restarts must find its port free."""
     for _ in range(100):
         port = random.randint(10_000, 32_000)
+        if port in _given:
+            continue
         with socket.socket(_family(host)) as probe, contextlib.suppress(OSError):
             probe.bind((host, port))
+            _given.append(port)
             return port
     with socket.socket(_family(host)) as probe:
         probe.bind((host, 0))

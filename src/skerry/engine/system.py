@@ -76,17 +76,22 @@ class _Identity(msgspec.Struct):
 class System:
     """The engine's operator, over a connection of its own as the user `system`."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        account: str,
-        on_link: Callable[[str, bool], None] | None = None,
-    ) -> None:
+    def __init__(self, connection: Connection, account: str) -> None:
         self._connection = connection
         self._account = account
-        if on_link is not None:
-            self._on_link = on_link
-            connection.subscribe(f"$SYS.ACCOUNT.{account}.*", self._on_event)
+
+    def watch(self, on_link: Callable[[str, bool], None]) -> None:
+        """Tell `on_link` of each link that comes or goes: the name of the site at the other end,
+        empty where we dialled, and whether it is up."""
+
+        def on_event(subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
+            is_up = subject.endswith(b".CONNECT")
+            if is_up or subject.endswith(b".DISCONNECT"):
+                client = msgspec.json.decode(data, type=_LinkEvent).client
+                if client.kind == "Leafnode":
+                    on_link(client.name, is_up)
+
+        self._connection.subscribe(f"$SYS.ACCOUNT.{self._account}.*", on_event)
 
     async def reload(self) -> None:
         """Have the engine take its configuration anew; when this returns, it has."""
@@ -131,10 +136,3 @@ class System:
             return (await self._connection.request(subject, body, timeout=timeout)).data
         except TimeoutError:
             raise EngineError(f"the engine did not answer {subject}") from None
-
-    def _on_event(self, subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
-        is_up = subject.endswith(b".CONNECT")
-        if is_up or subject.endswith(b".DISCONNECT"):
-            client = msgspec.json.decode(data, type=_LinkEvent).client
-            if client.kind == "Leafnode":
-                self._on_link(client.name, is_up)

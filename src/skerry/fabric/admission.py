@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from datetime import UTC, datetime
 
+import msgspec
+
 from skerry.directory.store import Store
 from skerry.engine.address import Address
 from skerry.engine.folder import Folder
@@ -42,12 +44,12 @@ class Admission:
     async def join(self, request: JoinRequest) -> Welcome:
         """Take a site in. Asked again by the same site, because an answer was lost, it says the
         same."""
-        site = self._store.site
+        here, name = self._store.site, request.site.name
         given = check_token(self._membership, request.token)
         token_key = f"token.{given.id}"
         used = self._store.get(token_key, Used)
-        mine = Used(request.name, request.key)
-        known = self._store.get(site_key(request.name), SiteRecord)
+        mine = Used(name, request.key)
+        known = self._store.get(site_key(name), SiteRecord)
         if used is not None and (used != mine or known is None):
             raise JoinRefused(
                 f"the join token was used by site {used.site}",
@@ -57,28 +59,19 @@ class Admission:
             check_joiner(request, known)
             left = max(given.expires - datetime.now(UTC).timestamp(), 1.0) + 60
             await self._store.put(token_key, mine, revision=0, ttl=left)
-        record = SiteRecord(
-            name=request.name,
-            tier=request.tier,
-            version=request.version,
-            protocol=request.protocol,
-            link=request.link,
-            tls=request.tls,
-            ca=request.ca,
-            joined=datetime.now(UTC),
-        )
-        await self._store.put(site_key(request.name), record)
+        record = msgspec.structs.replace(request.site, joined=datetime.now(UTC), draining=False)
+        await self._store.put(site_key(name), record)
         link = LinkRecord(
-            dialer=request.name,
-            acceptor=site,
+            dialer=name,
+            acceptor=here,
             key=request.key,
             ready=True,
-            wanted_by=tuple(sorted((request.name, site))),
+            wanted_by=tuple(sorted((name, here))),
         )
-        await self._store.put(link_key(site, request.name), link)
+        await self._store.put(link_key(here, name), link)
         await self._links.settle()
-        log.warning("site %s joined", request.name)
-        coordinator = self._store.get(site_key(site), SiteRecord)
+        log.warning("site %s joined", name)
+        coordinator = self._store.get(site_key(here), SiteRecord)
         assert coordinator is not None
         return Welcome(
             fabric=self._membership.id, name=self._membership.name, coordinator=coordinator

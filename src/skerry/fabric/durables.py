@@ -118,9 +118,9 @@ class Durables:
             key: value for key, value in record.config.items() if not key.startswith("opt_start")
         }
         entry = self._store.get(topic_key(topic_of_stream(stream) or ""), TopicEntry)
-        # What was read of a history that is not the topic's any more does not count.
-        shared = [base for epoch, base in entry.lineage if epoch > record.root] if entry else []
-        floor = min([record.floor, *shared])
+        # What was read of a history that is not the topic's any more does not count. Where that is
+        # not known any more, nothing does: rather twice than never.
+        floor = min(record.floor, entry.fork(record.root)) if entry else record.floor
         config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": floor + 1}
         await self._jetstream.call(
             f"CONSUMER.CREATE.{stream}.{name}", {"stream_name": stream, "config": config}

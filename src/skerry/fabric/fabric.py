@@ -81,7 +81,8 @@ class Fabric(Listener):
         self._jetstream = JetStream(connection)
         self._peers = Peers(connection)
         self.store = Store(self._jetstream, self.site, membership.coordination)
-        self.links = Links(connection, system, ACCOUNT, settings, folder, ports, membership, self)
+        operator = System(system, ACCOUNT)
+        self.links = Links(connection, operator, settings, folder, ports, membership, self)
         self.copies = Copies(
             self._jetstream, self.site, membership.id, self.store, self.links, self._peers,
             settings.deliver_plain,
@@ -93,7 +94,7 @@ class Fabric(Listener):
         self.outbox = Outbox(self._jetstream, self.site, self.copies, self.links, self._peers)
         self.progress = Progress(self._jetstream, self.copies)
         self.interest = Interest(
-            System(system, ACCOUNT), self.copies.names, self.readers.ensure, settings.link_idle
+            operator, self.copies.names, self.readers.ensure, settings.link_idle
         )
         self.mqtt = Mqtt(self._jetstream, self.site, self._connect_again)
         self.standing = Standing(self.copies, self.links, self._peers, settings.silence)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 from skerry.engine.link import Down
 from skerry.engine.system import System
 from skerry.errors import SkerryError
+from skerry.fabric.tasks import Tasks
 
 log = logging.getLogger("skerry.fabric")
 
@@ -104,20 +104,17 @@ class Interest:
         self._wanted: set[str] = set()
         self._due: dict[str, float] = {}
         """When each wanted topic is asked for again."""
-        self._fetching: dict[str, asyncio.Task[None]] = {}
+        self._fetching: set[str] = set()
         self._slots = asyncio.Semaphore(AT_ONCE)
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = Tasks("fetching for plain subscribers")
 
     def start(self) -> None:
         """Begin to look."""
-        self._task = asyncio.create_task(self._keep())
+        self._tasks.spawn(self._keep())
 
     async def close(self) -> None:
         """Stop; copies stay."""
-        tasks = [*([self._task] if self._task else []), *self._fetching.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
 
     async def _keep(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -152,19 +149,15 @@ class Interest:
         for name in self._wanted:
             if self._due.get(name, now) <= now and name not in self._fetching:
                 self._due[name] = now + self._renew
-                task = asyncio.create_task(self._fetch(name))
-                self._fetching[name] = task
-                task.add_done_callback(functools.partial(self._done, name))
-
-    def _done(self, name: str, task: asyncio.Task[None]) -> None:
-        del self._fetching[name]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("fetching %s failed: %s", name, error, exc_info=error)
+                self._fetching.add(name)
+                self._tasks.spawn(self._fetch(name))
 
     async def _fetch(self, name: str) -> None:
-        async with self._slots:
-            try:
+        try:
+            async with self._slots:
                 await self._want(name)
-            except (SkerryError, Down) as error:
-                self._due.pop(name, None)
-                log.debug("no copy of %s for plain subscribers yet: %s", name, error)
+        except (SkerryError, Down) as error:
+            self._due.pop(name, None)
+            log.debug("no copy of %s for plain subscribers yet: %s", name, error)
+        finally:
+            self._fetching.discard(name)

@@ -34,7 +34,7 @@ from skerry.errors import (
     SiteTaken,
     Unavailable,
 )
-from skerry.model.fabric import PROTOCOL, SiteRecord, Tier
+from skerry.model.fabric import PROTOCOL, SiteRecord
 from skerry.model.names import check_site
 
 if TYPE_CHECKING:
@@ -101,14 +101,11 @@ class JoinRequest(msgspec.Struct, kw_only=True):
     """What a site says when it joins."""
 
     token: str
-    name: str
-    tier: Tier
-    version: str
-    protocol: int
-    link: str | None
-    tls: bool
-    ca: str
+    site: SiteRecord
+    """The site as it describes itself; since when it is part, and whether it is drained, the
+    coordination site says."""
     key: str
+    """The public key that it dials the coordination site with."""
 
 
 class Welcome(msgspec.Struct, kw_only=True):
@@ -210,17 +207,7 @@ async def join(folder: Folder, record: SiteRecord, token: str) -> Membership:
     """Join with `token`; return what to remember, written down already."""
     given = read_token(token)
     seed, key = new_pair()
-    request = JoinRequest(
-        token=token,
-        name=record.name,
-        tier=record.tier,
-        version=record.version,
-        protocol=record.protocol,
-        link=record.link,
-        tls=record.tls,
-        ca=record.ca,
-        key=key,
-    )
+    request = JoinRequest(token=token, site=record, key=key)
     settings = ClientSettings(timeout=JOIN_TIME)
     connection = await Connection.open(given.address, settings, f"join-{record.name}")
     try:
@@ -248,21 +235,22 @@ async def join(folder: Folder, record: SiteRecord, token: str) -> Membership:
 
 def check_joiner(request: JoinRequest, known: SiteRecord | None) -> None:
     """Raise unless a site may join that says this of itself."""
-    check_site(request.name)
-    if request.protocol != PROTOCOL:
+    site = request.site
+    check_site(site.name)
+    if site.protocol != PROTOCOL:
         raise JoinRefused(
-            f"site {request.name} runs Skerry {request.version} (protocol {request.protocol}), "
+            f"site {site.name} runs Skerry {site.version} (protocol {site.protocol}), "
             f"this fabric {VERSION} (protocol {PROTOCOL})",
             "Install the same version on both.",
         )
     if known is not None:
         raise SiteTaken(
-            f"the fabric has a site {request.name!r} already",
-            f"Choose another name with --site, or remove it: `skerry site remove {request.name}`.",
+            f"the fabric has a site {site.name!r} already",
+            f"Choose another name with --site, or remove it: `skerry site remove {site.name}`.",
         )
     if not is_public_key(request.key):
         raise JoinRefused("the joining site shows no good key", "Install the same version on both.")
-    if request.link is not None and not _ADDRESS.fullmatch(request.link):
+    if site.link is not None and not _ADDRESS.fullmatch(site.link):
         raise JoinRefused(
-            f"{request.link!r} is no address for links", "Give --advertise a host name or address."
+            f"{site.link!r} is no address for links", "Give --advertise a host name or address."
         )

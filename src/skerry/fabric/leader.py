@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -25,13 +24,14 @@ from skerry.errors import (
     Unavailable,
     UnknownSite,
 )
-from skerry.fabric.demands import check_overlap, check_same, settings_of
 from skerry.fabric.links import Links
 from skerry.fabric.losses import Losses, Lost
+from skerry.fabric.moves import SETTLE_TIME, Ask, Moves
 from skerry.fabric.placement import choose_members, members_after, members_without, named_sites
 from skerry.fabric.tasks import Tasks
 from skerry.log.topics import unknown_topic
 from skerry.model.control import CreateRequest, MoveRequest
+from skerry.model.demands import check_overlap, check_same, settings_of
 from skerry.model.fabric import (
     LinkRecord,
     Presence,
@@ -42,41 +42,23 @@ from skerry.model.fabric import (
     up_key,
 )
 from skerry.model.names import check_topic, stream_of
-from skerry.model.promotion import State, elect, may_cut_over, next_epoch
+from skerry.model.promotion import State, elect, next_epoch
 from skerry.model.topic import TopicSettings
 
 log = logging.getLogger("skerry.fabric")
 
-FREEZE = 5.0
-"""Seconds that a home stays shut for a move before it opens again by itself."""
-PRECOPY = 60.0
-"""Seconds that the new home may take to get the log before the move is given up."""
-NEAR = 0
-"""Events that the new home may lack, of those that the old one had a moment before, when that one
-is shut. A copy that was just told to follow another holder may take two seconds to begin."""
 SEAL_TIME = 1.0
 """Seconds to wait for members' answers in an election; those whose link is down are not asked."""
 ARRIVAL = 2.0
 """Seconds that a new topic waits for sites that are known and not heard yet."""
 RETRY = 0.3
 """Seconds before a lost home that could not be replaced is tried again."""
-SETTLE_TIME = 5.0
-
-Ask = Callable[..., Awaitable[bytes]]
 
 
 class SealRequest(msgspec.Struct):
     """Asks a member to seal copies: names and epochs."""
 
     topics: list[tuple[str, int]]
-
-
-class FreezeRequest(msgspec.Struct):
-    """Asks a home to shut for a move."""
-
-    name: str
-    epoch: int
-    lease: float = FREEZE
 
 
 class Leader:
@@ -89,6 +71,7 @@ class Leader:
         self._ask = ask
         self._making = asyncio.Lock()
         self._moving: dict[str, asyncio.Lock] = {}
+        self._moves = Moves(store, ask)
         self._losses = Losses(site, self._observers, silence)
         self.dead = self._losses.dead
         self._sealed: set[str] = set()
@@ -98,6 +81,7 @@ class Leader:
 
     async def close(self) -> None:
         """Stop."""
+        await self._moves.close()
         await self._tasks.close()
 
     # What is known
@@ -138,7 +122,7 @@ class Leader:
         async with self._making:
             known = self._store.get(topic_key(name), TopicEntry)
             if known is not None:
-                check_same(known, settings)
+                check_same(name, known.settings, settings)
                 return known
             check_overlap(name, self.entries())
             home = self._choose_home(settings, request.site)
@@ -258,102 +242,15 @@ class Leader:
                     "It is replaced by itself if the topic has replicas.",
                 )
             try:
-                return await self._move(entry, members)
+                fresh = await self._moves.move(entry, members)
+                await self._settle_at(fresh.home, fresh)
             except (SkerryError, Down) as error:
                 what = error.what if isinstance(error, SkerryError) else "the engine is away"
                 raise MoveFailed(
                     f"{entry.name} was not moved: {what}", "Nothing is lost; try again."
                 ) from None
-
-    async def _move(self, entry: TopicEntry, members: tuple[str, ...]) -> TopicEntry:
-        await self._precopy(entry, members)
-        frozen = False
-        try:
-            body = FreezeRequest(entry.name, entry.epoch)
-            last = msgspec.json.decode(
-                await self._ask(entry.home, "peer.freeze", body, timeout=FREEZE / 2), type=int
-            )
-            frozen = True
-            young = await self._wait_for(entry, members, last)
-            current = self._store.get(topic_key(entry.name), TopicEntry)
-            if current != entry:
-                raise Conflict(f"{entry.name} was changed meanwhile")
-            fresh = next_epoch(entry, members, last, young)
-            settings = msgspec.structs.replace(entry.settings, replicas=len(members) - 1)
-            fresh = msgspec.structs.replace(fresh, settings=settings)
-            await self._store.put(topic_key(entry.name), fresh)
-        except BaseException:
-            if frozen:  # it opens again by itself; sooner is better
-                self._tasks.spawn(self._reopen(entry))
-            raise
-        await self._settle_at(fresh.home, fresh)
-        self._tasks.spawn(self._settle_all(fresh))
-        return fresh
-
-    async def _reopen(self, entry: TopicEntry) -> None:
-        """A move failed behind the freeze: the same home goes on in a new epoch."""
-        with contextlib.suppress(SkerryError):
-            data = await self._ask(entry.home, "peer.state", {"name": entry.name})
-            state = msgspec.json.decode(data, type=State)
-            current = self._store.get(topic_key(entry.name), TopicEntry)
-            if current == entry:
-                await self._store.put(
-                    topic_key(entry.name), next_epoch(entry, entry.members, state.last)
-                )
-
-    async def _precopy(self, entry: TopicEntry, members: tuple[str, ...]) -> None:
-        """Have the members that are new get the log, while the home goes on."""
-        fresh = [site for site in members if site not in entry.members]
-        wanted = msgspec.structs.replace(entry, members=(*entry.members, *fresh))
-        for site in fresh:
-            await self._ask(site, "peer.prepare", wanted, timeout=SETTLE_TIME)
-        deadline = asyncio.get_running_loop().time() + PRECOPY
-        behind = set(members) - {entry.home}
-        behind = {site for site in behind if site in fresh or site == members[0]}
-        while behind:
-            home = await self._state(entry.home, entry.name)
-            if home is None:
-                raise MoveFailed(f"{entry.home} has no log of {entry.name}")
-            for site in list(behind):
-                state = await self._state(site, entry.name)
-                if state is None:  # it is just replacing a log of its own
-                    await self._ask(site, "peer.prepare", wanted, timeout=SETTLE_TIME)
-                elif state.last >= home.last - NEAR:
-                    behind.discard(site)
-            if asyncio.get_running_loop().time() > deadline:
-                raise MoveFailed(f"{', '.join(sorted(behind))} did not get the log in time")
-            if behind:
-                await asyncio.sleep(0.02)
-
-    async def _state(self, site: str, name: str) -> State | None:
-        data = await self._ask(site, "peer.state", {"name": name})
-        return msgspec.json.decode(data, type=State | None)
-
-    async def _wait_for(self, entry: TopicEntry, members: tuple[str, ...], last: int) -> bool:
-        """Until the new home, and enough of the next members, hold the frozen log. Whether the new
-        home is young."""
-
-        async def reached(site: str) -> State | None:
-            with contextlib.suppress(SkerryError):
-                body = {"name": entry.name, "last": last, "timeout": FREEZE / 2}
-                data = await self._ask(site, "peer.reached", body, timeout=FREEZE / 2 + 0.5)
-                return msgspec.json.decode(data, type=State | None)
-            return None
-
-        asked = {asyncio.create_task(reached(site)): site for site in members}
-        states: dict[str, State] = {}
-        try:
-            for done in asyncio.as_completed(list(asked)):
-                state = await done
-                if state is not None and state.label == entry.epoch:
-                    states[state.site] = state
-                ready = members[0] in states and states[members[0]].last >= last
-                if ready and may_cut_over(members, states, last):
-                    return states[members[0]].young
-        finally:
-            for task in asked:
-                task.cancel()
-        raise MoveFailed("the next home did not get the last events in time")
+            self._tasks.spawn(self._settle_all(fresh))
+            return fresh
 
     # Loss of a site
 

@@ -75,8 +75,7 @@ class Links:
     def __init__(
         self,
         connection: Connection,
-        system: Connection,
-        account: str,
+        system: System,
         settings: SiteSettings,
         folder: Folder,
         ports: Ports,
@@ -107,7 +106,8 @@ class Links:
         self._look_again = False
         self._tasks = Tasks("work on links")
         self._asking: dict[str, asyncio.Task[None]] = {}
-        self._system = System(system, account, self._on_engine)
+        self._system = system
+        system.watch(self._on_engine)
         connection.subscribe(f"_sk.{self.site}.beat.*", self._on_beat)
 
     def start(self, store: Store) -> None:

@@ -28,6 +28,7 @@ from skerry.engine.jetstream import JetStream
 from skerry.engine.link import Down
 from skerry.engine.wire import Connection
 from skerry.errors import SkerryError
+from skerry.fabric.tasks import Tasks
 
 log = logging.getLogger("skerry.fabric")
 
@@ -78,7 +79,7 @@ class Mqtt:
         self._listening: dict[str, bytes] = {}
         """Subjects of `t.…` that we listen on, and the subscriptions."""
         self._changed = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = Tasks("filing for MQTT sessions")
 
     async def start(self) -> None:
         """Listen for the sessions that there are; from now on, for others as they come and go."""
@@ -86,13 +87,11 @@ class Mqtt:
         advisories = f"$JS.EVENT.ADVISORY.CONSUMER.*.{STREAM}.*"
         self._jetstream.connection.subscribe(advisories, lambda *_: self._changed.set())
         await self._look()
-        self._task = asyncio.create_task(self._keep())
+        self._tasks.spawn(self._keep())
 
     async def close(self) -> None:
         """Stop; what was filed stays."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._tasks.close()
         if self._events is not None:
             await self._events.close()
 

@@ -17,6 +17,7 @@ from skerry.engine.jetstream import JetStream
 from skerry.engine.link import Down
 from skerry.errors import SkerryError
 from skerry.fabric.copies import Copies
+from skerry.fabric.tasks import Tasks
 from skerry.model.control import ProgressReport, ProgressRequest
 
 log = logging.getLogger("skerry.fabric")
@@ -44,13 +45,11 @@ class Progress:
         self._connection = jetstream.connection
         self._copies = copies
         self._watches: dict[str, _Watch] = {}
+        self._tasks = Tasks("telling publishers how far a replica is")
 
     async def close(self) -> None:
         """Stop."""
-        tasks = [watch.task for watch in self._watches.values() if watch.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
 
     async def watch(self, request: ProgressRequest) -> None:
         """Tell `request.inbox` how far the copy of `request.name` is, for a while."""
@@ -58,7 +57,7 @@ class Progress:
         watch.readers[request.inbox] = (self._connection.now() + LEASE, request.every)
         watch.told.pop(request.inbox, None)
         if watch.task is None or watch.task.done():
-            watch.task = asyncio.create_task(self._tell(request.name, watch))
+            watch.task = self._tasks.spawn(self._tell(request.name, watch))
 
     async def _tell(self, name: str, watch: _Watch) -> None:
         wait = QUICK

@@ -49,8 +49,9 @@ class Readers:
         if not any(self._links.can_reach(site) for site in entry.members):
             # Neither end takes links: they meet at the hub, which has to have a copy then.
             await self._peers.ask(self._copies.hub, "peer.hold", {"name": name}, timeout)
-        # Plain subscribers get what is new, not the history.
-        local.delivers = self._site in entry.members
+        # Plain subscribers get what is new, not the history; a member's copy that is being made
+        # anew sees to that itself.
+        local.delivers &= self._site in entry.members
         await self._copies.settle(entry)
         last = await self._last_known(entry, local, deadline)
         if last is None:
@@ -64,11 +65,11 @@ class Readers:
         while self._connection.now() < deadline:
             info = await self._copies.logs.info(local)
             if info is not None and info["state"]["last_seq"] >= last:
+                if local.kind == "copy" and not local.delivers:
+                    local.delivers = True
+                    await self._copies.settle(entry)
                 break
             await asyncio.sleep(0.005)
-        if not local.delivers:
-            local.delivers = True
-            await self._copies.settle(entry)
         return entry
 
     async def _last_known(self, entry: TopicEntry, local: Local, deadline: float) -> int | None:

@@ -21,6 +21,7 @@ import msgspec
 
 from skerry.engine.link import Down
 from skerry.engine.wire import NO_RESPONDERS, Connection
+from skerry.fabric.tasks import Tasks
 from skerry.model.names import STREAM_PREFIX
 
 log = logging.getLogger("skerry.fabric")
@@ -75,16 +76,14 @@ class Relay:
         self._delivery: dict[tuple[str, str], str] = {}
         self._holders: dict[tuple[str, str], str] = {}
         """Who was asked last, as long as the link to it holds."""
-        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._answering: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._tasks = Tasks("answering the engine")
         self._changed = asyncio.Event()
         connection.subscribe("$JS.UP.>", self._on_question)
 
     async def close(self) -> None:
         """Stop."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
 
     def lost(self, peer: str) -> None:
         """The link to `peer` is gone, and with it what it was sending."""
@@ -93,7 +92,7 @@ class Relay:
     def is_reading(self, stream: str, source: str = "") -> bool:
         """Whether the engine was given a holder whose link has held since, or is about to be. To
         ask again would only cost time: the engine does so at most every two seconds."""
-        return (stream, source) in self._holders or (stream, source) in self._tasks
+        return (stream, source) in self._holders or (stream, source) in self._answering
 
     def again(self, stream: str, source: str = "") -> None:
         """Have the engine ask again for this mirror, or this source of it, because the answer
@@ -123,15 +122,15 @@ class Relay:
         question = Question(stream, source, wanted.opt_start_seq)
         key = (stream, source)
         self._delivery[key] = wanted.deliver_subject
-        if (old := self._tasks.pop(key, None)) is not None:
+        if (old := self._answering.pop(key, None)) is not None:
             old.cancel()
-        task = asyncio.create_task(self._answer(question, call, reply.decode(), data))
-        self._tasks[key] = task
+        task = self._tasks.spawn(self._answer(question, call, reply.decode(), data))
+        self._answering[key] = task
         task.add_done_callback(lambda done: self._forget(key, done))
 
     def _forget(self, key: tuple[str, str], done: asyncio.Task[None]) -> None:
-        if self._tasks.get(key) is done:
-            del self._tasks[key]
+        if self._answering.get(key) is done:
+            del self._answering[key]
 
     async def _answer(self, question: Question, call: str, reply: str, data: bytes) -> None:
         deadline = self._connection.now() + HELD

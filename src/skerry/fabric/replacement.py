@@ -85,7 +85,8 @@ class Replacement:
                 if local.kind == "frozen" and saved != entry.epoch:
                     await self._salvage(local, entry)
                     saved = entry.epoch
-                if await self._is_safe(local, entry) and await self._replace(local, entry, kept):
+                if await self._is_safe(local, entry):
+                    await self._replace(local, entry, kept)
                     return
             except (SkerryError, Down) as error:
                 log.debug("%s is not replaced yet: %s", local.name, error)
@@ -93,21 +94,21 @@ class Replacement:
 
     async def _replace(
         self, local: Local, entry: TopicEntry, kept: dict[str, SubscriptionRecord]
-    ) -> bool:
-        """The act itself; False: not now. `kept` are the durable subscriptions, should it fail
-        half-way."""
+    ) -> None:
+        """The act itself, unless there is nothing to replace any more; if an election is under way,
+        the log is settled again a little later, and that begins anew. `kept` are the durable
+        subscriptions, should it fail half-way."""
         async with local.lock:
             newest = self._logs.entry(local.name)
             if newest is None or newest.home == self._logs.site:
-                return True
+                return
             if newest.epoch != entry.epoch or local.copy.sealed > entry.epoch:
                 # An election counts on what this log holds: begin anew once it is over.
                 asyncio.get_running_loop().call_later(WAIT, self._settle, local.name)
-                return True
+                return
             kept |= await self._durables.save(local.name)
             if await self._settler.make_anew(local, entry):
                 await self._durables.restore(local.name, kept)
-            return True
 
     def _settle(self, name: str) -> None:
         entry = self._logs.entry(name)
@@ -116,10 +117,9 @@ class Replacement:
 
     async def _salvage(self, local: Local, entry: TopicEntry) -> None:
         """Bring what only this former home has to the new one."""
-        fork = min(
-            [base for epoch, base in entry.lineage if epoch > local.copy.root],
-            default=entry.base,
-        )
+        # Of a fork that nobody remembers, no more than is known: to begin at 0 would publish events
+        # again that the new home has let age out, or whose ids it never had.
+        fork = min(entry.known_fork(local.copy.root), entry.base)
         if local.copy.last <= fork:
             return
         if not await self._links.reach(entry.home, 5.0):

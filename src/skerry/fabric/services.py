@@ -19,10 +19,10 @@ import msgspec
 
 from skerry.errors import SkerryError, Unavailable
 from skerry.fabric.control import Control
-from skerry.fabric.demands import settings_of
 from skerry.fabric.join import JoinRequest
-from skerry.fabric.leader import FreezeRequest, Leader, SealRequest
+from skerry.fabric.leader import Leader, SealRequest
 from skerry.fabric.losses import Lost
+from skerry.fabric.moves import FreezeRequest
 from skerry.fabric.outbox import SourceRequest
 from skerry.log.topics import unknown_topic
 from skerry.model.control import (
@@ -37,6 +37,7 @@ from skerry.model.control import (
     TopicRequest,
     Want,
 )
+from skerry.model.demands import settings_of
 from skerry.model.fabric import Presence, SiteRecord, TopicEntry, up_key
 from skerry.model.topic import Topic
 

@@ -33,15 +33,12 @@ import re
 from collections.abc import Mapping
 from typing import Self
 
-import msgspec
-
 from skerry.config import check_timeout
 from skerry.engine.link import Down
 from skerry.engine.wire import Connection, Listener
 from skerry.errors import (
     AccessDenied,
     BadSetting,
-    FabricError,
     OutcomeUnknown,
     PublishFailed,
     SkerryError,
@@ -59,19 +56,16 @@ from skerry.log.frames import (
 )
 from skerry.log.kept import Kept
 from skerry.log.recall import stored_ids
+from skerry.log.reports import Reports
 from skerry.log.route import Routes
 from skerry.log.topics import unknown_topic
-from skerry.model.control import ProgressReport, ProgressRequest
 from skerry.model.event import check_id, extra_headers
 from skerry.model.fabric import TopicEntry
 from skerry.model.names import check_topic
-from skerry.model.promotion import State, confirmed
 from skerry.model.topic import Ack
 
 LINGER = 10.0
 """Seconds that a closed publisher goes on keeping what replicas lack."""
-ASK_AGAIN = 2.0
-"""Seconds between asking replicas to tell how far they are."""
 LOOK = 0.05
 """Seconds between looks whether acknowledgements come in."""
 SUSPECT = 0.15
@@ -127,7 +121,9 @@ class Publisher(Listener):
         self._acked_last = 0
         """The highest index in the topic's history of what was acknowledged to this publisher."""
         self._recalling: asyncio.Task[None] | None = None
-        self._reports: dict[str, State] = {}
+        self._reports = Reports(
+            connection, routes, self._name.decode(), self._on_report, self._give_up
+        )
         self._bytes = 0
         self._open = True
         self._closing = 0.0
@@ -147,14 +143,11 @@ class Publisher(Listener):
         self._progressed = 0.0
         self._suspect = SUSPECT
         self._probe_sent = 0.0
-        self._asked = 0.0
-        self._asking: asyncio.Task[None] | None = None
         self._generation = 0
         self._head = b"NATS/1.0\r\nNats-Msg-Id:%b-" % self._name
         self._head_size = len(self._head) + 4
         self._large = connection.info.max_payload
         self._sid: bytes | None = None
-        self._reports_sid: bytes | None = None
         self._prefix = b""
         self._subject = ""
         self._pattern: re.Pattern[bytes] | None = None
@@ -274,9 +267,9 @@ class Publisher(Listener):
         self._connection.unlisten(self)
         self._kept.clear()
         self._pause()
-        for sid in (self._sid, self._reports_sid):
-            if sid is not None:
-                self._connection.unsubscribe(sid)
+        self._reports.close()
+        if self._sid is not None:
+            self._connection.unsubscribe(self._sid)
         if self._entry is not None:
             self._routes.unfollow(self._entry.name, self)
 
@@ -285,11 +278,10 @@ class Publisher(Listener):
         for timer in (self._retry, self._watch):
             if timer is not None:
                 timer.cancel()
-        for task in (self._asking, self._recalling):
-            if task is not None:
-                task.cancel()
-        self._retry = self._watch = None
-        self._asking = self._recalling = None
+        self._reports.pause()
+        if self._recalling is not None:
+            self._recalling.cancel()
+        self._retry = self._watch = self._recalling = None
 
     def forget(self, ack: asyncio.Future[int]) -> None:
         """Send the event of this future no more; it may be stored all the same."""
@@ -407,7 +399,7 @@ class Publisher(Listener):
         if waits and now - self._progressed > self._suspect:
             self._suspect = min(self._suspect * 2, 5.0) if self._holding else self._suspect
             self._restart()
-        if now - self._asked > ASK_AGAIN:
+        if self._reports.is_due(now):
             self._reach()
 
     def _reach(self) -> None:
@@ -415,37 +407,7 @@ class Publisher(Listener):
         entry = self._entry
         if entry is None or (self._level == "outbox" and not self._kept):
             return
-        now = self._loop.time()
-        if now - self._asked < LOOK or (self._asking is not None and not self._asking.done()):
-            return
-        self._asked = now
-        self._asking = self._loop.create_task(self._ask(entry))
-
-    async def _ask(self, entry: TopicEntry) -> None:
-        site = self._connection.address.site
-        others = [member for member in entry.members if member != site]
-        if others and entry.home in await self._routes.reach(others):
-            self._give_up(
-                FabricError(
-                    f"{site} and {entry.home}, the home of {entry.name}, only dial out and cannot "
-                    "be linked",
-                    "Publish with ack='outbox', which goes through the hub; or move the topic.",
-                )
-            )
-            return
-        if len(entry.members) < 2:
-            return
-        inbox = f"{self._connection.inbox}.q.{self._name.decode()}"
-        if self._reports_sid is None:
-            self._reports_sid = self._connection.subscribe(inbox, self._on_report)
-        every = 0.001 if self._level == "quorum" else 0.05
-        body = msgspec.json.encode(ProgressRequest(entry.name, inbox, every))
-
-        async def register(replica: str) -> None:
-            with contextlib.suppress(Down, TimeoutError, SkerryError):
-                await self._connection.request(f"_sk.{replica}.open.progress", body, timeout=1.0)
-
-        await asyncio.gather(*(register(replica) for replica in entry.members[1:]))
+        self._reports.reach(entry, 0.001 if self._level == "quorum" else 0.05)
 
     # Acknowledgements
 
@@ -518,9 +480,7 @@ class Publisher(Listener):
         if self._holding:
             self._go_on()
 
-    def _on_report(self, subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
-        report = msgspec.json.decode(data, type=ProgressReport)
-        self._reports[report.site] = State(report.site, report.epoch, report.last)
+    def _on_report(self) -> None:
         self._confirm()
         self._make_room()
 
@@ -529,14 +489,7 @@ class Publisher(Listener):
         entry = self._entry
         if entry is None or not self._reports:
             return
-        members = set(entry.members[1:])
-        safe = confirmed(
-            self._kept.last,
-            entry.epoch,
-            len(entry.members),
-            [report for site, report in self._reports.items() if site in members],
-        )
-        for index, event in self._kept.release(safe):
+        for index, event in self._kept.release(self._reports.confirmed(entry, self._kept.last)):
             if not event[0].done():
                 event[0].set_result(index)
 
@@ -586,11 +539,7 @@ class Publisher(Listener):
         if not self._located:
             return
         if self._entry is not None:
-            if self._reports_sid is not None:
-                self._connection.unsubscribe(self._reports_sid)
-                self._reports_sid = None
-            self._reports.clear()
-            self._asked = 0.0
+            self._reports.begin_anew()
             self._restart()
             return
         if self._inbox.startswith(self._connection.inbox.encode()):
@@ -606,10 +555,7 @@ class Publisher(Listener):
         if self._ack is None and self._level != entry.settings.ack:
             self._change_level(entry.settings.ack)
         self._wait = RETRY_FIRST
-        self._asked = 0.0
-        if self._asking is not None:
-            self._asking.cancel()  # it may wait for a replica that is gone
-            self._asking = None
+        self._reports.change()
         recalls = self._recalling is not None
         if self._recalling is not None:
             self._recalling.cancel()

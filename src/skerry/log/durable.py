@@ -84,19 +84,17 @@ class DurableSubscription(Subscription):
             self._pull.leave()
             await self._round_trip()  # behind it nothing is under way any more
         await super().close()
-        if not self._held or not self._connection.is_up:
-            return
-        # The engine offers the first one to our last request, finds nobody there, forgets the
-        # request and puts that event to the end of what it delivers again. Giving back the others
-        # only then keeps their order.
-        self.reject(self._held.popleft())
-        await self._round_trip()
-        while self._held:
+        while self._held and self._connection.is_up:
             self.reject(self._held.popleft())
 
     async def _round_trip(self) -> None:
+        """Ask the consumer how it is. To tell, it looks through the requests that wait, and forgets
+        ours, which nobody listens to now. Else it would offer that one what we give back first, and
+        put it behind the rest."""
         with contextlib.suppress(SkerryError):
-            await self._jetstream.call("INFO", timeout=1.0)
+            await self._jetstream.call(
+                f"CONSUMER.INFO.{self._stream}.{self._consumer}", timeout=1.0
+            )
 
     def _answer(self, reply: bytes, body: bytes) -> None:
         # An answer that is lost with the connection is a redelivery.

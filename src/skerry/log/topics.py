@@ -24,14 +24,13 @@ from skerry.errors import (
     DurabilityUnavailable,
     EngineUnfit,
     NotInFabric,
-    TopicExists,
     TopicOverlap,
     UnknownTopic,
 )
+from skerry.model.demands import check_overlap, check_same
 from skerry.model.names import (
     check_topic,
     is_feed_log,
-    is_within,
     stream_of,
     topic_of_stream,
     write_subject,
@@ -82,19 +81,17 @@ class Topics:
         try:
             return topic_of(await self._jetstream.call(f"STREAM.CREATE.{stream_of(name)}", config))
         except ApiError as error:
-            if error.code == SUBJECTS_OVERLAP:
-                raise await self._overlap(name) from None
-            if error.code != STREAM_EXISTS:
+            if error.code not in (SUBJECTS_OVERLAP, STREAM_EXISTS):
                 raise
-        existing = await self.show(name)
-        differences = existing.settings.differences(settings)
-        if differences:
-            raise TopicExists(
-                f"topic {name} exists with other settings: "
-                + "; ".join(f"{k} is {a}, not {b}" for k, (a, b) in differences.items()),
-                f"Change it with `skerry topic set {name}`, or create it with the same settings.",
-                differences,
+            is_there = error.code == STREAM_EXISTS
+        if not is_there:
+            others = await self._jetstream.stream_names()
+            check_overlap(name, filter(None, map(topic_of_stream, others)))
+            raise TopicOverlap(
+                f"a stream on the engine that is no topic takes the subjects of {name}"
             )
+        existing = await self.show(name)
+        check_same(name, existing.settings, settings)
         return existing
 
     async def show(self, name: str) -> Topic:
@@ -158,20 +155,6 @@ class Topics:
                 f"Its settings are those of {owner}.",
             )
         return unknown_topic(name)
-
-    async def _overlap(self, name: str) -> TopicOverlap:
-        for other in filter(None, map(topic_of_stream, await self._jetstream.stream_names())):
-            if is_within(name, other):
-                return TopicOverlap(
-                    f"{name} is already a sub-topic of {other} and shares its log",
-                    f"Publish to {name} as it is; to give it a log of its own, delete {other}.",
-                )
-            if is_within(other, name):
-                return TopicOverlap(
-                    f"{name} would take in the existing topic {other}",
-                    f"Choose another name, or delete {other} first.",
-                )
-        return TopicOverlap(f"a stream on the engine that is no topic takes the subjects of {name}")
 
 
 def _check_alone(settings: TopicSettings) -> None:

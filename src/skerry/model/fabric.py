@@ -105,9 +105,13 @@ class TopicEntry(msgspec.Struct, frozen=True, kw_only=True):
         return stream_of(self.name)
 
     def fork(self, epoch: int) -> int:
-        """The last index up to which the history as of an earlier `epoch` is still the topic's."""
-        if epoch < self.lineage[0][0] - 1:
-            return 0  # too long ago to tell
+        """The last index up to which the history as of an earlier `epoch` is still the topic's; 0
+        if that is too long ago to tell."""
+        return 0 if epoch < self.lineage[0][0] - 1 else self.known_fork(epoch)
+
+    def known_fork(self, epoch: int) -> int:
+        """The same as far as the lineage tells: beyond this index it is another history, and
+        before it may be, if epochs that are forgotten made it so."""
         return min((base for later, base in self.lineage if later > epoch), default=sys.maxsize)
 
 

@@ -33,13 +33,13 @@ from skerry.errors import (
     Unavailable,
 )
 from skerry.fabric.control import Control
-from skerry.fabric.demands import settings_of
 from skerry.fabric.fabric import Fabric
 from skerry.fabric.join import Membership, join, site_record
 from skerry.fabric.links import first_wiring
 from skerry.feeds.site import Feeds
 from skerry.log.topics import Topics, topics_of
 from skerry.model.control import SiteStatus, TopicName, TopicRequest
+from skerry.model.demands import settings_of
 from skerry.model.names import (
     check_site,
     feed_records,
@@ -348,7 +348,7 @@ class Site:
     async def _check_rights(self, connection: Connection) -> None:
         """Use what we need once, and clean up: storing, transforming, mapping plain publishes."""
         site = self.settings.site
-        jetstream = JetStream(connection)
+        jetstream = JetStream(connection, wakes=False)
         topics = Topics(jetstream, site, deliver_plain=True)
         probe = f"skerry-check-{os.getpid()}"
         mapped = asyncio.Event()

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from skerry.errors import BadSetting, TopicExists, TopicOverlap
-from skerry.model.fabric import TopicEntry
 from skerry.model.names import is_within
 from skerry.model.topic import TopicSettings
 
@@ -21,14 +20,14 @@ def settings_of(name: str, given: dict[str, Any]) -> TopicSettings:
         raise BadSetting(f"the settings of {name} are wrong: {error}") from None
 
 
-def check_same(known: TopicEntry, settings: TopicSettings) -> None:
+def check_same(name: str, known: TopicSettings, wanted: TopicSettings) -> None:
     """Raise unless a topic that exists is as somebody wants to make it."""
-    differences = known.settings.differences(settings)
+    differences = known.differences(wanted)
     if differences:
         raise TopicExists(
-            f"topic {known.name} exists with other settings: "
+            f"topic {name} exists with other settings: "
             + "; ".join(f"{k} is {a}, not {b}" for k, (a, b) in differences.items()),
-            f"Change it with `skerry topic set {known.name}`, or create it with the same settings.",
+            f"Change it with `skerry topic set {name}`, or create it with the same settings.",
             differences,
         )
 
