@@ -72,7 +72,10 @@ class View:
         self._known[feed.id] = _Known(
             feed.owner, feed.topic, feed.site, feed.permanent, feed.version, feed.since, feed.at
         )
-        found = self._index.register(feed.id, feed.described())
+        # Elsewhere it is another one to those who listen to it: they are told of both.
+        left = held is not None and held.topic != feed.topic
+        found = self._index.remove_feed(feed.id) if left else []
+        found += self._index.register(feed.id, feed.described())
         self._differ(found, {feed.id: feed})
         return True
 
