@@ -198,6 +198,18 @@ async def test_what_data_becomes_as_a_payload(
     assert log == expected
 
 
+async def test_a_publish_that_is_sent_again_with_its_id_is_stored_once(
+    site: LocalSite, client: Client
+) -> None:
+    async with simple(site) as me, simple(site, "other") as other:
+        feed = (await me.ask("register"))["feed"]
+        theirs = (await other.ask("register"))["feed"]
+        event = {"data": "x", "id": "1", "change": {"n": 1}}
+        assert [await me.ask("publish", feed=feed, **event) for _ in range(3)] == [{"index": 1}] * 3
+        assert await other.ask("publish", feed=theirs, **event) == {"index": 2}
+    assert await client.latest_index("feeds/local/log") == 2
+
+
 async def test_the_sdk_and_simple_clients_find_each_other(site: LocalSite, client: Client) -> None:
     async with (
         simple(site, how="mqtt") as me,

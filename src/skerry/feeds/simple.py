@@ -192,7 +192,8 @@ class SimpleClients(Listener):
             case Publish():
                 payload = payload_of(request.data, packed)
                 feed = await self._change(client, request.feed, request.change)
-                return {"index": await self._publish(feed, payload)}
+                id = None if request.id is None else f"{owner}:{request.id}"
+                return {"index": await self._publish(feed, payload, id)}
             case Remove():
                 await self._feeds.remove(RemoveRequest(owner=owner, id=request.feed))
                 return {}
@@ -215,10 +216,10 @@ class SimpleClients(Listener):
             await self._feeds.renew(RenewRequest(owner=owner))
         return changed
 
-    async def _publish(self, feed: Feed, payload: bytes) -> int:
+    async def _publish(self, feed: Feed, payload: bytes, id: str | None) -> int:
         mark = b"%b:%d\r\n" % (VERSION_HEADER, feed.version)
         publisher = self._publisher(log_of(feed.topic) or feed.topic)
-        return await (await publisher.send(payload, topic=feed.topic, mark=mark))
+        return await (await publisher.send(payload, topic=feed.topic, mark=mark, id=id))
 
     def _publisher(self, topic: str) -> Publisher:
         assert self._connection is not None

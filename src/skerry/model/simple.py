@@ -13,7 +13,6 @@ import msgspec
 from msgspec import Meta
 
 from skerry.errors import BadName, BadSetting, InputError
-from skerry.model.feeds import MAX_KEYS
 from skerry.model.names import is_feed_log
 
 MAX_REQUEST = 256 * 1024
@@ -64,6 +63,8 @@ class Publish(Request, kw_only=True):
     feed: str
     data: msgspec.Raw
     change: dict[str, Any] = {}
+    id: Annotated[str, Meta(min_length=1, max_length=50)] | None = None
+    """Who sends the request again names the event so, and it is stored once."""
 
 
 class Remove(Request, kw_only=True):
@@ -94,6 +95,7 @@ OPS = ("register", "set", "publish", "remove", "renew", "query", "end")
 
 _from_json: msgspec.json.Decoder[AnyRequest] = msgspec.json.Decoder(AnyRequest)
 _from_msgpack: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequest)
+_ADVICE = "docs/simple-clients.md lists what each request holds."
 _UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeError, OverflowError)
 """What decoders raise; the second for what is nested too deep."""
 
@@ -123,7 +125,7 @@ def read(data: bytes) -> AnyRequest:
     if len(data) > MAX_REQUEST:
         raise BadSetting(
             f"the request has {len(data)} bytes, {MAX_REQUEST} at most are taken",
-            "Publish large events directly: register and set tell where.",
+            "Metadata and queries are smaller; publish large events directly.",
         )
     try:
         if is_msgpack(data):
@@ -177,14 +179,11 @@ def log_of(topic: str) -> str | None:
 
 
 def _unreadable(error: Exception) -> InputError:
-    if isinstance(error, RecursionError):
-        return BadSetting("the request is nested too deep")
     what = str(error)
+    if isinstance(error, RecursionError):
+        return BadSetting("the request is nested too deep", _ADVICE)
+    if isinstance(error, UnicodeError):
+        return BadSetting("the request holds a text that is no valid UTF-8", _ADVICE)
     if what.startswith("Invalid value") and "$.op" in what:
         return BadSetting(f"this is no request: {what:.200}", f"op is one of {', '.join(OPS)}.")
     return BadSetting(f"the request cannot be read: {what:.200}", _ADVICE)
-
-
-_ADVICE = (
-    f"docs/simple-clients.md lists what each request holds; metadata has at most {MAX_KEYS} keys."
-)
