@@ -84,7 +84,7 @@ class Device:
         await until(lambda: bool(self.granted))
         return self.granted[0]
 
-    async def publish(self, topic: str, data: str, qos: int) -> None:
+    async def publish(self, topic: str, data: str | bytes, qos: int) -> None:
         """Publish, and for QoS 1 and 2 wait for the acknowledgement."""
         sending = self._client.publish(topic, data, qos)
         await until(sending.is_published)

@@ -437,7 +437,9 @@ async def test_a_plain_user_can_do_nothing_but_publish_and_receive(
             assert await plain.is_denied(subject), subject
         for subject in ("e.victim", "t.victim", "_sk.local.open.status", "_INBOX.local.sdk.x"):
             assert await plain.is_denied(subject), subject
-        for subject in DELIVERY:
+        for subject in ("f.local.victim", "q.out.other", "q.in.some.one"):
+            assert await plain.is_denied(subject), subject
+        for subject in [*DELIVERY, "q.in.*", "q.>", "_sk.local.query.>"]:
             assert await plain.is_deaf(subject), subject
         assert await plain.is_deaf("_INBOX.local.sdk.>")
         assert not await plain.is_deaf("t.>")

@@ -3,7 +3,8 @@
 Three users share one account. `admin` is the site's own agent and the command line's: it may do
 everything in the account. `sdk` publishes, reads and subscribes; topics it has made for it by the
 agent, and it can neither change nor delete one. `plain` is for clients without the SDK: it
-publishes to `p.>` and receives from `t.>`, nothing else.
+publishes to `p.>` and receives from `t.>`, asks for feeds and queries on `q.in.*` and is answered
+on `q.out.*`, and listens to feeds on `f.>`; nothing else.
 
 A site of a fabric has more of them: `system` operates the engine, `join` may ask to join, and each
 link that comes in has a key pair of its own with the rights of that one peer.
@@ -104,9 +105,12 @@ def rights(site: str, user: str, in_fabric: bool = False) -> dict[str, Any] | No
         }
     if user == "plain":
         return {
-            "publish": {"allow": [f"o.{site}.>" if in_fabric else f"s.{site}.>"]},
+            "publish": {"allow": [f"o.{site}.>" if in_fabric else f"s.{site}.>", "q.in.*"]},
             # MQTT's `t/#` takes in the level above: the engine asks for `t` as well.
-            "subscribe": {"allow": ["t", "t.>", "_INBOX.>"], "deny": [f"_INBOX.{site}.>"]},
+            "subscribe": {
+                "allow": ["t", "t.>", "f.>", "q.out.*", "_INBOX.>"],
+                "deny": [f"_INBOX.{site}.>"],
+            },
         }
     if user == "join":
         return {

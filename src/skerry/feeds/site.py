@@ -96,6 +96,8 @@ class Feeds:
     ) -> None:
         self.site = site
         self.view = View(self._tell, secrets.token_hex(4))
+        self.tells: list[Callable[[str, Differences], None]] = []
+        """Called with each difference of a query's result, before anything else happens."""
         self._control = control
         self._connect = connect
         self._names = names
@@ -247,6 +249,8 @@ class Feeds:
 
     def _tell(self, key: str, differences: Differences) -> None:
         self._publish(differences_subject(self.site, key), msgspec.json.encode(differences))
+        for tell in self.tells:
+            tell(key, differences)
 
     def _publish(self, subject: str, data: bytes) -> None:
         if self._engine is not None:

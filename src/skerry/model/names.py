@@ -10,6 +10,7 @@ one-to-one, so that a name can be read back from a subject or a stream:
     plain publish    p.building.soda.410        MQTT: p/building/soda/410
     delivery         t.building.soda.410        MQTT: t/building/soda/410
     feed delivery    f.<home>.feeds.<site>.log.<feed>     what subscribers by query listen to
+    requests         q.in.<client>, q.out.<client>        of clients without the SDK, and answers
     stream           t~building~soda~410
 
 A token holds letters, digits, `_` and `-`. That leaves out what means something to the engine

@@ -36,6 +36,8 @@ from skerry.fabric.control import Control
 from skerry.fabric.fabric import Fabric
 from skerry.fabric.join import Membership, join, site_record
 from skerry.fabric.links import first_wiring
+from skerry.feeds.simple import SimpleClients
+from skerry.feeds.simple_held import Places
 from skerry.feeds.site import Feeds
 from skerry.log.topics import Topics, topics_of
 from skerry.model.control import SiteStatus, TopicName, TopicRequest
@@ -87,6 +89,7 @@ class Site:
         self._connection: Connection | None = None
         self._control: Control | None = None
         self._feeds: Feeds | None = None
+        self._simple: SimpleClients | None = None
         self._own_records: list[str] = []
         self._watches: list[asyncio.Task[None]] = []
         self._membership: Membership | None = None
@@ -120,6 +123,8 @@ class Site:
         for watch in self._watches:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
+        if self._simple is not None:
+            await self._simple.close()
         if self._control is not None:
             await self._control.close()
         if self._feeds is not None:
@@ -201,13 +206,20 @@ class Site:
         self._serve(self._control, topics)
         self._feeds = Feeds(settings.site, self._control, self._connect_again, self._feed_topics)
         self._feeds.serve()
+        self._simple = SimpleClients(
+            self._feeds,
+            lambda: self._connect_again("simple clients"),
+            Places.known_to(settings.site, self.fabric, settings.deliver_plain),
+        )
         if self.fabric is not None:
             self.fabric.on_link_up.append(self._feeds.on_link)
+            self.fabric.store.watch("topic.", self._simple.held.on_entry)
         if self.fabric is None:
             self._control.open()
         else:
             await self.fabric.start(self._control, streams)
         self._feeds.start()
+        self._simple.start()
         if self._engine is not None:
             self._watches = [
                 asyncio.create_task(self._watch_hang(self._engine, connection)),
@@ -226,10 +238,10 @@ class Site:
             self.settings, self._folder, self.ports, membership, self._connection, self._system
         )
 
-    async def _connect_again(self) -> Connection:
+    async def _connect_again(self, name: str = "feeds") -> Connection:
         """One more connection to the own engine, with the same rights."""
         assert self._connection is not None
-        return await Connection.open(self.address, self._connection.settings, "feeds")
+        return await Connection.open(self.address, self._connection.settings, name)
 
     def _feed_topics(self) -> list[str]:
         """The topics that hold records of feeds, of every site that is known."""
