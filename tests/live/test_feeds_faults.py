@@ -4,7 +4,9 @@ happens meanwhile. Each payload says what its feed's metadata was then."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import random
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
@@ -17,6 +19,7 @@ from skerry.feeds.subscription import QuerySubscription
 from skerry.model.feeds import Joined, Left, Missed, Received
 from skerry.testing import LocalFabric, LocalSite, Wan, WanFabric
 from tests.conftest import until
+from tests.live.test_feeds import take
 
 SITES = ["hub", "farm", "lab"]
 ROOMS = ["1", "2", "3"]
@@ -188,3 +191,35 @@ async def test_a_site_that_is_cut_off_goes_on_with_what_it_knows_and_catches_up(
     assert [line for line in told if "farm" in line] == [
         "Joined farm", "farm 1", "farm 2", "Left farm", "Joined farm", "farm 3", "farm 4",
     ]  # fmt: skip
+
+
+async def test_only_events_that_match_cross_a_link_and_each_once() -> None:
+    """By what the link's engine counted, with payloads that it cannot compress."""
+    size, count = 10_000, 50
+    async with (
+        LocalFabric(SITES) as fabric,
+        fabric.connect("farm") as farm,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        near, far = await farm.feed({"room": "1"}), await farm.feed({"room": "2"})
+        found = []
+        for n in range(5):  # equal queries, and others, of several clients
+            lab = await stack.enter_async_context(fabric.connect("lab"))
+            query = f'room = "1" and not room = "{n // 2}9"'
+            found.append(await stack.enter_async_context(lab.query(query)))
+        await near.publish("ready")
+        for each in found:
+            await take(each, 2)
+
+        async def crossed() -> int:
+            (link,) = [link for link in await lab.links() if link.peer == "farm"]
+            return link.in_bytes
+
+        before = await crossed()
+        for _ in range(count):
+            await far.publish(os.urandom(size))
+            await near.publish(os.urandom(size))
+        for each in found:
+            await take(each, count)
+        passed = await crossed() - before
+        assert count * size < passed < 1.3 * count * size
