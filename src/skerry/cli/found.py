@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
-    from skerry.feeds.subscription import Item
+    from skerry.feeds.items import Item
 
 TICK = 0.1
 """Seconds between two pictures at the least: more would be seen by nobody."""

@@ -31,7 +31,8 @@ from skerry.model.topic import Ack, Durability, OnPartition, Topic
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from skerry.feeds.subscription import Item, QuerySubscription
+    from skerry.feeds.items import Item
+    from skerry.feeds.subscription import QuerySubscription
 
 T = TypeVar("T")
 

@@ -18,7 +18,9 @@ import msgspec
 
 from skerry.engine.answers import ask
 from skerry.errors import BadSetting, IndexUnavailable, SkerryError
-from skerry.feeds.subscription import Item, Member, QuerySubscription
+from skerry.feeds.items import Item
+from skerry.feeds.reading import Member
+from skerry.feeds.subscription import QuerySubscription
 from skerry.log.append import Publisher
 from skerry.model.control import TopicRequest
 from skerry.model.feeds import Feed, Left, Received
