@@ -218,3 +218,14 @@ def test_a_reader_that_has_seen_enough_ends_a_query_quietly(data: Path, mark: st
             assert process.wait(DEADLINE) == 0
         finally:
             process.kill()
+
+
+def test_a_durable_query_goes_on_where_it_was(data: Path, mark: str) -> None:
+    feed = register(data, f"mark={mark}")
+    query = ["query", f'mark = "{mark}"', "--durable", mark, "--json"]
+    assert skerry(data, *query, "--for", "1s").code == 0
+    publish(data, feed, "1", "2", "3")
+    for expected in (["1", "2"], ["3"]):
+        done = skerry(data, *query, "--count", str(len(expected)))
+        assert done.code == 0, done.err
+        assert [o["event"]["data"] for o in done.objects if o["kind"] == "event"] == expected

@@ -40,6 +40,12 @@ def query(
             show_default="new events",
         ),
     ] = None,
+    durable: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Go on where the query of this name was, also after a crash."
+        ),
+    ] = None,
     count: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="End after N events.")
     ] = None,
@@ -61,7 +67,7 @@ def query(
     since = None if start is None else _time(start)
     seconds = None if limit is None else parse_duration(limit)
     with suppress(KeyboardInterrupt):
-        run(_follow(text, since, count, seconds, connect, timeout, as_json))
+        run(_follow(text, since, durable, count, seconds, connect, timeout, as_json))
 
 
 def _time(text: str) -> datetime:
@@ -76,6 +82,7 @@ def _time(text: str) -> datetime:
 async def _follow(
     text: str,
     since: datetime | None,
+    durable: str | None,
     count: int | None,
     seconds: float | None,
     connect: Targets,
@@ -84,7 +91,7 @@ async def _follow(
 ) -> None:
     async with (
         connected(connect, timeout) as client,
-        client.query(text, from_time=since) as found,
+        client.query(text, from_time=since, durable=durable) as found,
     ):
         with make_face(text, as_json) as face:
             ending = asyncio.timeout(seconds)
@@ -92,6 +99,8 @@ async def _follow(
                 async with ending:
                     async for item in found:
                         face.show(item)
+                        if durable is not None:
+                            found.ack(item)
                         if isinstance(item, Received) and count is not None:
                             count -= 1
                             if not count:
