@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -294,3 +295,16 @@ def tidy_up(index: QueryIndex, dumb: Dumb, where: str) -> None:
     assert not atoms._uses, where
     assert len(atoms._free) == len(atoms.postings) - 1, where
     assert not any([kept._changes, kept._orders, kept._arrivals, kept._kept]), where
+
+
+def test_feeds_are_paged_through() -> None:
+    index = QueryIndex()
+    for n in range(100):
+        index.register(f"feed-{n}", {"odd": n % 2 == 1})
+    for query, expected in ((None, 100), (parse("odd = true"), 50)):
+        seen: list[str] = []
+        while page := list(itertools.islice(index.behind(query, seen[-1] if seen else ""), 7)):
+            seen += page
+        assert len(seen) == len(set(seen)) == expected
+    index.remove_feed(seen[10])
+    assert len(list(index.behind(None, seen[10]))) == 99  # from the beginning: none is left out

@@ -431,14 +431,15 @@ class Client:
 
     async def feeds(self, query: str | None = None) -> list[Feed]:
         """The feeds of all sites that match a query, or all, by id."""
-        found: list[Feed] = []
+        found: dict[str, Feed] = {}
+        after = ""
         while True:
-            request = FeedsRequest(query=query, after=found[-1].id if found else "")
-            data = await self._ask("open.feed.list", request)
+            data = await self._ask("open.feed.list", FeedsRequest(query=query, after=after))
             answer = msgspec.json.decode(data, type=QueryAnswer)
-            found += answer.feeds
+            found |= {feed.id: feed for feed in answer.feeds}
             if not answer.more:
-                return found
+                return [found[id] for id in sorted(found)]
+            after = answer.feeds[-1].id
 
     async def set_feed(self, id: str, change: Change, *, owner: str) -> Feed:
         """Change the metadata of a feed that `owner` registered at this site, perhaps through

@@ -58,6 +58,8 @@ AGAIN = 0.5
 REMEMBERED = 3600
 """Seconds that the record of a removed feed stays: for so long it is told to those who were away,
 later they miss it among the records."""
+BREATH = 256
+"""Records that are taken in at a time."""
 MAX_OWNER = 128
 VERSIONS = 32
 """Versions of each feed's record that are kept: what a durable query that was away needs to tell
@@ -418,6 +420,8 @@ class Feeds:
                     if not newest:
                         self._is_caught_up(name, site)
                     async for event in events:
+                        if not event.index % BREATH:
+                            await asyncio.sleep(0)  # heartbeats and requests come in between
                         self._take(msgspec.json.decode(event.data, type=Feed), event.index)
                         if event.index >= newest and not self._caught_up[name].is_set():
                             self._is_caught_up(name, site)

@@ -7,7 +7,7 @@ other site is asked, and one that is cut off goes on with what it knows. Nothing
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from operator import attrgetter
 
 import msgspec
@@ -120,11 +120,10 @@ class View:
         return len(self._known)
 
     def page(self, query: Query | None, after: str) -> tuple[list[Feed], bool]:
-        """Feeds that match, by id, behind `after`; and whether there are more."""
-        found: Iterable[str] = self._known if query is None else self._index.evaluate(query)
+        """Feeds that match, in an order of our own, behind `after`; and whether there are more."""
         feeds: list[Feed] = []
         size = 0
-        for id in sorted(id for id in found if id > after):
+        for id in self._index.behind(query, after):
             if size > PAGE:
                 return feeds, True
             feeds.append(feed := self.feed(id))

@@ -6,7 +6,7 @@ whose answer for that feed may differ; each is asked with the metadata before an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
@@ -85,6 +85,15 @@ class QueryIndex:
     def evaluate(self, query: Query) -> frozenset[str]:
         """The feeds that match now, without holding the query."""
         return frozenset(self._catalogue.ids(evaluate(self._catalogue, query.feeds)))
+
+    def behind(self, query: Query | None, feed: str = "") -> Iterator[str]:
+        """The feeds that match now, or all, in an order of our own, behind that of `feed`; from the
+        beginning if that one is gone. What is not taken costs nothing. Nothing may change
+        meanwhile."""
+        catalogue = self._catalogue
+        found = catalogue.all if query is None else evaluate(catalogue, query.feeds)
+        number = catalogue.number(feed)
+        return catalogue.ids(found if number is None else found.iter_equal_or_larger(number + 1))
 
     def query(self, key: str) -> Query | None:
         """The held query of that key."""
