@@ -10,7 +10,7 @@ from nats.aio.msg import Msg
 from skerry import Client
 from skerry.testing import LocalFabric, LocalSite
 from tests.conftest import until
-from tests.live.test_plain import Device, browser, nats_client
+from tests.live.test_plain import Device, browser, flushed, nats_client
 from tests.live.test_replicas import stream_at
 
 SITES = ["hub", "farm", "lab"]
@@ -81,7 +81,7 @@ async def test_nats_and_websocket_subscribers_get_copies_of_all_that_they_match(
         for name in names:
             await client.create_topic(name, home="farm")
         subscription = await plain.subscribe("t.area.*.logs")
-        await plain.flush()
+        await flushed(plain)
         await page.send("SUB t.other.deep.down 1")
         for name in names[:2]:
             await until(lambda name=name: delivers(fabric["lab"], name))  # type: ignore[misc]
@@ -97,7 +97,7 @@ async def test_nats_and_websocket_subscribers_get_copies_of_all_that_they_match(
 async def test_a_topic_that_is_made_later_is_fetched_too(fabric: LocalFabric) -> None:
     async with fabric.connect("farm") as client, nats_client(fabric["lab"]) as plain:
         subscription = await plain.subscribe("t.>")
-        await plain.flush()
+        await flushed(plain)
         await client.create_topic("late", home="farm")
         await until(lambda: delivers(fabric["lab"], "late"))
         await client.publish("late", "hello")
@@ -121,7 +121,7 @@ async def test_a_former_home_delivers_nothing_twice_to_its_subscribers(
 
         await client.create_topic("sensors", home="farm", replicas=1, spread="lab")
         await plain.subscribe("t.sensors.>", cb=on_event)
-        await plain.flush()
+        await flushed(plain)
         await publish_all(client, *map(str, range(300)))
         await admin.move_topic("sensors", "lab", replicas=["farm"])
         await until(lambda: delivers(fabric["farm"], "sensors"))

@@ -21,7 +21,7 @@ from tests.conftest import until
 from tests.live.faults import refused
 from tests.live.test_interest import delivers
 from tests.live.test_links import linked
-from tests.live.test_plain import Device, nats_client
+from tests.live.test_plain import Device, flushed, nats_client
 from tests.live.test_replicas import (
     by_client,
     has,
@@ -440,7 +440,7 @@ async def test_a_nats_subscriber_at_another_site_gets_every_event_once(
     async with fabric.connect("farm") as client, nats_client(fabric["lab"]) as plain:
         await client.create_topic("t", replicas=1, spread="lab")
         subscription = await plain.subscribe("t.>")
-        await plain.flush()
+        await flushed(plain)
         await publish(client, "t", numbers(20))
         seen = [await subscription.next_msg(20) for _ in range(20)]
         assert [message.data.decode() for message in seen] == numbers(20)

@@ -21,7 +21,7 @@ from skerry.model.simple import MAX_REQUEST
 from skerry.testing import LocalFabric, LocalSite
 from tests.conftest import until
 from tests.live.test_feeds import take
-from tests.live.test_plain import Device, nats_client
+from tests.live.test_plain import Device, flushed, nats_client
 
 ROOM = {"Location/Building": "Soda", "Location/Room": "410"}
 IN_ROOM = 'Location/Building = "Soda" and Location/Room = "410"'
@@ -102,7 +102,7 @@ class Simple:
             assert await self._link.subscribe(topic, 0) == 0
         else:
             await self._link.subscribe(topic.replace("/", "."), cb=self._on_message)
-            await self.ask("renew")  # behind it on the wire; the library's flush may overtake it
+            await flushed(self._link)
 
     async def publish(self, topic: str, data: bytes) -> None:
         if isinstance(self._link, Device):
