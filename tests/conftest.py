@@ -19,12 +19,13 @@ _CLONE_NEWNET = 0x40000000
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """How many workers share the tests: one for each core where each can have a network of its own.
+    """How many workers share the tests: one more than there are cores, for tests wait a lot, where
+    each can have a network of its own.
 
     On one network, one worker could take the port of a site that the other has just crashed and is
     about to start again.
     """
-    return min(4, os.cpu_count() or 1) if Wan.unavailable() is None else 0
+    return min(4, (os.cpu_count() or 1) + 1) if Wan.unavailable() is None else 0
 
 
 def pytest_configure() -> None:
