@@ -203,6 +203,8 @@ class FeedKeeper(Listener):
             metadata=feed.metadata,
             permanent=feed.permanent,
             lease=self._leases[feed.owner],
+            version=feed.version,
+            since=feed.since,
         )
         feed = await self._register(request)
         handle.renewed(feed, self._publisher_of(feed))

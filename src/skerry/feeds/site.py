@@ -173,7 +173,8 @@ class Feeds:
                     f"the feed {id} belongs to {held.owner!r}",
                     "Leave the id out to get a new one, or register it as that owner.",
                 )
-            if held is not None and held.site == self.site and (
+            known = max(held.version if held else 0, request.version)
+            if held is not None and held.site == self.site and held.version == known and (
                 held.metadata, held.topic, held.permanent
             ) == (metadata, topic, request.permanent):  # fmt: skip
                 return held
@@ -185,8 +186,8 @@ class Feeds:
                 metadata=metadata,
                 permanent=request.permanent,
                 lease=request.lease,
-                version=held.version + 1 if held else 1,
-                since=held.since if held else time.time_ns(),
+                version=known + 1,
+                since=held.since if held else request.since or time.time_ns(),
                 at=await self._latest(topic),
             )
             await self._write(feed)

@@ -161,6 +161,9 @@ class RegisterRequest(msgspec.Struct, kw_only=True):
     metadata: dict[str, Any] = {}
     permanent: bool = False
     lease: float = FEED_LEASE
+    version: int = 0
+    since: int = 0
+    """What its owner knows of it from another site, which this one may not have heard of yet."""
 
 
 class ChangeRequest(msgspec.Struct, kw_only=True):
