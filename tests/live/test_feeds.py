@@ -247,6 +247,16 @@ async def test_a_feed_goes_with_its_client_to_another_site() -> None:
             assert len(await hub.feeds("a = 1")) == 1
 
 
+async def test_a_change_registers_the_feed_where_its_client_went(site: LocalSite) -> None:
+    """Or where it expired; whoever comes first, the change or the renewing."""
+    async with site.connect() as client, site.connect() as other:
+        feed = await client.feed({"a": 1}, owner="me")
+        await other.remove_feed(feed.id, owner="me")
+        async with other.query("a = 2") as found:
+            await feed.publish("1", change={"a": 2})
+            assert await take(found, 2) == [("Joined", feed.id), "1"]
+
+
 async def test_an_id_belongs_to_one_owner(client: Client, site: LocalSite) -> None:
     feed = await client.feed({"a": 1})
     async with site.connect() as other:

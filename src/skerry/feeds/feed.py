@@ -14,7 +14,7 @@ import msgspec
 from skerry.engine.answers import ask
 from skerry.engine.jetstream import JetStream
 from skerry.engine.wire import Listener
-from skerry.errors import OutcomeUnknown, SkerryError, Unavailable
+from skerry.errors import OutcomeUnknown, SkerryError, Unavailable, UnknownFeed
 from skerry.log.append import Publisher
 from skerry.model.control import ChangeRequest, RegisterRequest, RemoveRequest, RenewRequest
 from skerry.model.event import VERSION_HEADER
@@ -84,7 +84,7 @@ class FeedHandle:
         check_change(change)
         async with self._changing:
             await self._publisher.flush()
-            self._feed = await self._keeper.change(self._feed, change)
+            self._feed = await self._keeper.change(self, change)
         return self._feed
 
     async def remove(self) -> None:
@@ -139,17 +139,22 @@ class FeedKeeper(Listener):
             owner=owner, id=id, topic=topic, metadata=metadata, permanent=permanent, lease=lease
         )
         feed = await self._register(request)
+        is_shorter = lease < min(self._leases.values(), default=lease + 1)
         self._leases[owner] = lease
         handle = FeedHandle(self, feed, self._publisher_of(feed))
         self._handles[feed.id] = handle
-        if self._renewing is not None:
-            self._renewing.cancel()
-        self._renewing = asyncio.create_task(self._renew())
+        if is_shorter:
+            self._begin_to_renew()
         return handle
 
-    async def change(self, feed: Feed, change: dict[str, Any]) -> Feed:
-        """Change a feed's metadata."""
+    async def change(self, handle: FeedHandle, change: dict[str, Any]) -> Feed:
+        """Change a feed's metadata, where its client is now."""
+        feed = handle.feed
         request = ChangeRequest(owner=feed.owner, id=feed.id, change=change)
+        if feed.site == self._jetstream.connection.address.site:
+            with contextlib.suppress(UnknownFeed):  # it expired: nothing was heard of us for long
+                return msgspec.json.decode(await self._ask("open.feed.set", request), type=Feed)
+        await self._register_again(handle)
         return msgspec.json.decode(await self._ask("open.feed.set", request), type=Feed)
 
     async def remove(self, feed: Feed) -> None:
@@ -173,12 +178,15 @@ class FeedKeeper(Listener):
     def on_up(self) -> None:
         """Perhaps at another site: feeds go with their client."""
         if self._renewing is not None:
+            self._begin_to_renew()
+
+    def _begin_to_renew(self) -> None:
+        if self._renewing is not None:
             self._renewing.cancel()
-            self._renewing = asyncio.create_task(self._renew())
+        self._renewing = asyncio.create_task(self._renew())
 
     async def _renew(self) -> None:
         while True:
-            await asyncio.sleep(0)
             for owner in {handle.feed.owner for handle in self._handles.values()}:
                 with contextlib.suppress(SkerryError):
                     await self._renew_all(owner)
