@@ -353,6 +353,15 @@ async def test_what_aged_out_before_a_slow_reader_took_it_is_told(
     assert sorted([*got, *range(missed.first, missed.last + 1)]) == list(range(1, 201))
 
 
+async def test_a_durable_query_that_is_refused_keeps_its_place(client: Client) -> None:
+    feed = await client.feed({"room": "410", "name": "a"})
+    assert await read_some(client, 1) == [("Joined", "a")]
+    await feed.publish("1")
+    with pytest.raises(errors.BadSetting, match="asks something else"):
+        await client.query('room = "411"', durable="q")
+    assert await read_some(client, 2) == [("Joined", "a"), "1"]
+
+
 async def test_what_a_feed_published_before_it_left_comes_again_until_it_is_acknowledged(
     client: Client,
 ) -> None:

@@ -59,6 +59,8 @@ class DurableQuery(QuerySubscription):
         """Members that left, until that is acknowledged: some of their events may not be."""
         self._dirty = asyncio.Event()
         self._publisher: Publisher | None = None
+        self._may_save = False
+        """Whether what was written down before is taken in; else it would be overwritten."""
 
     def ack(self, item: Item) -> None:
         """Say that an item, and those of its feed before it, are done with."""
@@ -78,10 +80,11 @@ class DurableQuery(QuerySubscription):
         """Stop, and write down where it is."""
         if self._closed:
             return
-        if self._publisher is not None:
+        if self._may_save:
             with contextlib.suppress(SkerryError, TimeoutError):
                 async with asyncio.timeout(2):
                     await self._save()
+        if self._publisher is not None:
             self._publisher.close()
         await super().close()
 
@@ -95,6 +98,7 @@ class DurableQuery(QuerySubscription):
             await super()._begin()
         else:
             await self._resume(state)
+        self._may_save = True
         self._dirty.set()
         self._spawn(self._keep())
 
