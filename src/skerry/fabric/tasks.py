@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 log = logging.getLogger("skerry.fabric")
@@ -13,10 +13,12 @@ T = TypeVar("T")
 
 
 class Tasks:
-    """The tasks of one owner. `what` says in the log whose work it was that failed."""
+    """The tasks of one owner. `what` says in the log whose work it was that failed; or `failed` is
+    called with the error."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, failed: Callable[[BaseException], None] | None = None) -> None:
         self._what = what
+        self._failed = failed
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -28,8 +30,17 @@ class Tasks:
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if self._failed is not None:
+            self._failed(error)
+        else:
             log.error("%s failed: %s", self._what, error, exc_info=error)
+
+    def cancel(self) -> None:
+        """End everything soon."""
+        for task in list(self._tasks):
+            task.cancel()
 
     async def close(self) -> None:
         """Cancel everything and wait for its end, what is begun meanwhile included."""

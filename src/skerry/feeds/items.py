@@ -6,13 +6,16 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from skerry.engine.wire import Listener
 from skerry.errors import BadSetting, SkerryError
+from skerry.fabric.tasks import Tasks
 from skerry.model.feeds import Joined, Left, Missed, Received
 
 log = logging.getLogger("skerry.query")
+
+T = TypeVar("T")
 
 Item = Joined | Left | Received | Missed
 
@@ -28,7 +31,7 @@ class Items(Listener):
         self._waiter: asyncio.Future[None] | None = None
         self._room = asyncio.Event()
         self._room.set()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks("a subscription by query", self._failed)
         self._error: SkerryError | None = None
         self._closed = False
 
@@ -61,27 +64,20 @@ class Items(Listener):
     async def close(self) -> None:
         """Stop."""
         self._closed = True
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         self._wake()
 
     def _has_room(self) -> None:
         """Half of what was held is handed out."""
 
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        return self._tasks.spawn(work)
 
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            if not isinstance(error, SkerryError):
-                log.error("a subscription by query failed", exc_info=error)
-                error = SkerryError(f"the subscription failed: {error!r}")
-            self._fail(error)
+    def _failed(self, error: BaseException) -> None:
+        if not isinstance(error, SkerryError):
+            log.error("a subscription by query failed", exc_info=error)
+            error = SkerryError(f"the subscription failed: {error!r}")
+        self._fail(error)
 
     def _put(self, item: Item) -> None:
         self._items.append(item)

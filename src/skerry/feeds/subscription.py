@@ -340,7 +340,8 @@ class QuerySubscription(Reading):
             self._fail(self._connection.unavailable())
 
     def on_closed(self, error: SkerryError) -> None:
-        """The client was closed."""
+        """The client was closed, and what waits for its site waits in vain."""
+        self._tasks.cancel()
         self._fail(Unavailable(error.what))
 
     async def _renew(self) -> None:
