@@ -31,7 +31,7 @@ import msgspec
 from skerry.engine.answers import ask
 from skerry.engine.jetstream import JetStream
 from skerry.engine.link import Down
-from skerry.errors import BadSetting, SkerryError, Unavailable, UnknownTopic
+from skerry.errors import BadSetting, IndexUnavailable, SkerryError, Unavailable, UnknownTopic
 from skerry.feeds.home import Place
 from skerry.feeds.items import Item
 from skerry.feeds.reading import AGAIN, Member, Reading
@@ -200,13 +200,18 @@ class QuerySubscription(Reading):
     async def _recorded(self, site: str, mark: int) -> AsyncIterator[tuple[int, Feed]]:
         """What was recorded of feeds of a site behind an index, with its index."""
         topic = feed_records(site)
-        try:
-            _, first, latest = await self._reader.bounds(topic)
-            if latest > mark:
-                async for event in self._reader.read(topic, max(first, mark + 1), latest):
-                    yield event.index, msgspec.json.decode(event.data, type=Feed)
-        except UnknownTopic:
-            return  # its feeds are gone with it
+        while True:
+            try:
+                _, first, latest = await self._reader.bounds(topic)
+                if latest > mark:
+                    async for event in self._reader.read(topic, max(first, mark + 1), latest):
+                        mark = event.index
+                        yield event.index, msgspec.json.decode(event.data, type=Feed)
+                return
+            except UnknownTopic:
+                return  # its feeds are gone with it
+            except IndexUnavailable:
+                continue  # the first ones were replaced by newer versions meanwhile
 
     async def _ask_all(self) -> tuple[dict[str, Feed], dict[str, int]]:
         """The result, page by page, and how far the site had read the records. What changes
