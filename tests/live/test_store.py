@@ -74,9 +74,12 @@ async def test_a_change_reaches_every_site(fabric: LocalFabric, writer: str) -> 
     await until(lambda: everywhere(fabric, "x.a", 2))
     await store.delete("x.a")
     await until(lambda: everywhere(fabric, "x.a", None))
-    await until(lambda: all(len(changes) == 3 for changes in seen.values()))
-    changes = [("x.a", b"1"), ("x.a", b"2"), ("x.a", None)]
-    assert seen == dict.fromkeys(SITES, changes)
+    await until(lambda: all(changes[-1:] == [("x.a", None)] for changes in seen.values()))
+    # In order; a value that was replaced before a site's copy took it may be left out there.
+    all_of_them = [("x.a", b"1"), ("x.a", b"2"), ("x.a", None)]
+    for changes in seen.values():
+        assert changes == [change for change in all_of_them if change in changes]
+    assert seen[writer] == all_of_them
 
 
 async def test_a_watcher_hears_of_its_prefix_only(fabric: LocalFabric) -> None:

@@ -3,8 +3,10 @@
 Theory of operation. The bucket is a stream at the *origin*, the coordination site; every other site
 mirrors it. Each site's engine tells changes on `_sk.<site>.news.<key>` as its copy takes them, so
 that agents and clients hear of them from their own engine, also of those made while they looked
-elsewhere: after a reconnect everything is read anew. Reading is local and goes on while the origin
-is away. Writing is compare-and-set at the origin, by the revision that the writer has seen.
+elsewhere: after a reconnect everything is read anew. They always hear of a key's newest value, and
+perhaps not of one that was soon replaced: a copy takes what the origin still has. Reading is local
+and goes on while the origin is away. Writing is compare-and-set at the origin, by the revision that
+the writer has seen.
 """
 
 from __future__ import annotations
@@ -147,7 +149,7 @@ class Store(Listener):
         return [key[len(prefix) :] for key in self._groups.get(prefix, ())]
 
     def watch(self, prefix: str, watcher: Watcher) -> None:
-        """Call `watcher(key, value)` for each change from now on; None: the key is gone."""
+        """Call `watcher(key, value)` for changes from now on, in order; None: the key is gone."""
         self._watchers.append((prefix, watcher))
 
     async def fresh(self, timeout: float) -> bool:
