@@ -37,7 +37,7 @@ from skerry.errors import (
     FolderTooNew,
     FolderUnwritable,
 )
-from skerry.spark.pattern import Pattern
+from skerry.model.pattern import Pattern
 
 FORMAT = 1
 """The layout of the folder. A folder with a higher number is left alone."""

@@ -22,7 +22,7 @@ from skerry.archive.folder import Archive, Mark
 from skerry.archive.run import spark_schema
 from skerry.archive.table import DataFile, open_table
 from skerry.errors import BadSetting
-from skerry.spark.pattern import Pattern
+from skerry.model.pattern import Pattern
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

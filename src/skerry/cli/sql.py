@@ -65,7 +65,7 @@ def sql(
             "there is nothing to query", "Name an archive with --archive, or a topic with --topic."
         )
     from skerry.archive.folder import Archive
-    from skerry.spark.pattern import Pattern
+    from skerry.model.pattern import Pattern
 
     views: dict[str, Path | str] = {}
     for folder in archive or ():

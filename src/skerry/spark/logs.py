@@ -35,9 +35,9 @@ from skerry.model.control import ProgressReport, ProgressRequest
 from skerry.model.event import parse_headers
 from skerry.model.fabric import TopicEntry
 from skerry.model.names import stored_subject, stream_of, topic_of_stream
+from skerry.model.pattern import Pattern
 from skerry.model.promotion import State, confirmed
 from skerry.spark.options import Site
-from skerry.spark.pattern import Pattern
 
 T = TypeVar("T")
 

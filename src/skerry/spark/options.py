@@ -11,8 +11,8 @@ import msgspec
 
 from skerry.engine.address import Address, find_address
 from skerry.errors import BadSetting, SkerryError
+from skerry.model.pattern import Pattern
 from skerry.model.quantities import parse_size
-from skerry.spark.pattern import Pattern
 
 Format = Literal["binary", "text", "json", "msgpack", "arrow"]
 Mode = Literal["permissive", "drop", "fail"]

@@ -18,9 +18,9 @@ import msgspec
 
 from skerry.errors import BadName, BadSetting
 from skerry.model.names import check_subscription, check_topic
+from skerry.model.pattern import Pattern
 from skerry.model.quantities import parse_duration
 from skerry.spark.options import read_source
-from skerry.spark.pattern import Pattern
 
 METRICS = "pipelines"
 """The topic that takes the metrics of all pipelines, each in a sub-topic of its name."""

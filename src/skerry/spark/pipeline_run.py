@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from skerry import errors
 from skerry.errors import BadSetting, CheckpointMismatch, PipelineFailed, SkerryError, UnknownTopic
+from skerry.model.pattern import Pattern
 from skerry.spark import pipeline_code
 from skerry.spark.jobs import Folder, Job, State, Status
 from skerry.spark.options import SinkOptions, read_source
-from skerry.spark.pattern import Pattern
 from skerry.spark.pipeline import Pipeline, Source
 from skerry.spark.pipeline_metrics import WAIT, Metrics, add_batch
 from skerry.spark.pipeline_shape import Plan, Shape

@@ -1,4 +1,4 @@
-"""Which topics a job reads: a name, or a pattern with MQTT's wildcards.
+"""Which topics are meant: a name, or a pattern with MQTT's wildcards.
 
 A plain name means a topic or sub-topic and all below it, as everywhere in Skerry. In a pattern `+`
 stands for one level and `#`, at the end, for any number of levels, none included; below what a
