@@ -2,8 +2,8 @@
 
 The host sends `Setup` first, then `Task`s, and answers `Ask`s. The worker says `Ready` or `Broken`
 once, then sends a `Done` or `Failed` for each task, in order, many to a write; it may `Ask` while
-it handles one. Each frame is a four-byte length, big-endian, and then one message, or a list of tasks
-or results.
+it handles one. Each frame is a four-byte length, big-endian, and then one message, or a list of
+tasks or results.
 """
 
 from __future__ import annotations
