@@ -82,6 +82,21 @@ async def test_a_change_reaches_every_site(fabric: LocalFabric, writer: str) -> 
     assert seen[writer] == all_of_them
 
 
+async def test_a_write_whose_answer_was_lost_is_done_once(fabric: LocalFabric) -> None:
+    store = store_of(fabric, "farm")
+    first = await store.put("x.a", 1)
+    fabric["hub"].freeze_engine()
+    try:
+        writing = asyncio.create_task(store.put("x.a", 2))
+        # One attempt takes a second: then the first has no answer, and the second is under way.
+        await asyncio.wait({writing}, timeout=1.5)
+        assert not writing.done()
+    finally:
+        fabric["hub"].thaw_engine()
+    assert await writing > first
+    await until(lambda: everywhere(fabric, "x.a", 2))
+
+
 async def test_a_watcher_hears_of_its_prefix_only(fabric: LocalFabric) -> None:
     seen: list[str] = []
     store = store_of(fabric, "farm")

@@ -24,7 +24,7 @@ from skerry.engine.link import Down
 from skerry.engine.pull import NANO
 from skerry.engine.wire import NO_RESPONDERS, Listener
 from skerry.errors import Conflict, EngineError, SkerryError, Unavailable
-from skerry.model.event import ACK_PREFIX, index_of, parse_headers
+from skerry.model.event import ACK_PREFIX, ID_HEADER, index_of, parse_headers
 
 log = logging.getLogger("skerry.directory")
 
@@ -208,27 +208,49 @@ class Store(Listener):
         subject = PREFIX + key
         if self.origin != self.site:
             subject = f"$JS.{self.origin}.API.{subject}"
-        # The id lets a write be sent again after a lost answer and still be done once.
+        identity = secrets.token_hex(8)
         head = (
-            f"NATS/1.0\r\nNats-Msg-Id: {secrets.token_hex(8)}\r\n"
+            f"NATS/1.0\r\n{ID_HEADER}: {identity}\r\n"
             f"Nats-Expected-Last-Subject-Sequence: {revision}\r\n{more}\r\n"
         ).encode()
         deadline = self._connection.now() + WRITE_TIME
+        sent = 0
         while True:
             try:
                 await self._connection.wait_up(deadline)
                 left = max(deadline - self._connection.now(), 0.01)
+                sent += 1
                 reply = await self._connection.request(subject, data, head, timeout=min(1.0, left))
             except (Down, TimeoutError):
                 reply = None
             if reply is not None and reply.status != NO_RESPONDERS:
-                return self._written(key, reply.data)
+                try:
+                    return self._written(key, reply.data)
+                except Conflict:
+                    # An answer may have been lost: the engine looks at the revision first, and
+                    # refuses what it has taken before (2.15.1).
+                    if sent > 1 and (done := await self._find(key, identity)) is not None:
+                        return done
+                    raise
             if self._connection.now() >= deadline:
                 raise Unavailable(
                     f"the coordination site {self.origin} did not take a change of {key}",
                     "Is it up and linked? Look with `skerry links`.",
                 )
             await asyncio.sleep(0.02)
+
+    async def _find(self, key: str, identity: str) -> int | None:
+        """The revision of the write with that id, if it is the newest of `key` at the origin."""
+        try:
+            reply = await self._connection.request(
+                f"$JS.{self.origin}.API.DIRECT.GET.{STREAM}",
+                msgspec.json.encode({"last_by_subj": PREFIX + key}),
+                timeout=1.0,
+            )
+        except (Down, TimeoutError):
+            return None
+        fields = parse_headers(reply.head) if reply.head and not reply.status else {}
+        return int(fields["Nats-Sequence"]) if fields.get(ID_HEADER) == identity else None
 
     def _written(self, key: str, data: bytes) -> int:
         answer = msgspec.json.decode(data)
