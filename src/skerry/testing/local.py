@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -63,16 +64,21 @@ class LocalSite:
         self._signal(signal.SIGKILL)
 
     def freeze_engine(self) -> None:
-        """Stop the engine in its tracks, as a swapping or paused machine would."""
-        self._signal(signal.SIGSTOP)
+        """Stop the engine in its tracks, as a swapping or paused machine would. When this returns,
+        all its threads stand still."""
+        pid = self._signal(signal.SIGSTOP)
+        if pid is not None:
+            with contextlib.suppress(ChildProcessError):  # somebody killed it meanwhile
+                os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
 
     def thaw_engine(self) -> None:
         """Let a frozen engine go on."""
         self._signal(signal.SIGCONT)
 
-    def _signal(self, number: int) -> None:
+    def _signal(self, number: int) -> int | None:
         if (pid := self.site.engine.pid) is not None:
             os.kill(pid, number)
+        return pid
 
     def _remove(self) -> None:
         if self._temporary:
