@@ -361,8 +361,9 @@ async def test_presence_outlasts_a_restart_of_the_origin(monkeypatch: pytest.Mon
         revision = store.revision("up.farm")
         # A change may also be that it expired, where the machine is slow: it comes again then.
         await until(
-            lambda: store.revision("up.farm") > revision
-            and store.get("up.farm", Presence) is not None
+            lambda: (
+                store.revision("up.farm") > revision and store.get("up.farm", Presence) is not None
+            )
         )
 
 
