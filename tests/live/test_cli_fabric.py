@@ -326,6 +326,9 @@ def test_links_name_the_peer(hub: Path, farm: Path) -> None:
     [
         ["sites"],
         ["links"],
+        ["rtt"],
+        ["rtt", "farm", "lab"],
+        ["rtt", "--matrix"],
         ["fabric", "token"],
         ["site", "drain", "local"],
         ["site", "remove", "local", "--yes"],

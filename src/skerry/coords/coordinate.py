@@ -38,7 +38,8 @@ class Coordinate(msgspec.Struct, frozen=True):
     error: float = ERROR_MOST
     """By what part of the truth estimates from here are usually wrong; 0.05: by 5 %."""
     adjustment: float = 0.0
-    """What is to be added to distances, below zero too, where the space does not fit."""
+    """What is to be added to distances: below zero where routes to the site break the triangle
+    inequality, so that no height would fit."""
 
     def behind(self, access: float) -> Coordinate:
         """The coordinate of a client that reaches the site in `access` seconds, there and back: all

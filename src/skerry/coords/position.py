@@ -11,7 +11,7 @@
       ▼
     moved?  most peers stray, one after the other: forget what was before      counted
       ▼
-    fit over all remembered peers, adjustment, gravity
+    fit over all remembered peers, gravity
       ▼
     not a number anywhere: begin anew                                          counted
 
@@ -97,13 +97,14 @@ class Position:
         self._strays: list[str] = []
         self._reset()
         if begin is not None and is_sound(begin):
-            self._place = Place(begin.vector, max(begin.height, HEIGHT_LEAST))
+            self._place = Place(begin.vector, begin.height + begin.adjustment)
 
     @property
     def coordinate(self) -> Coordinate:
         """Where the site is now."""
-        vector, height, _ = self._place
-        return Coordinate(vector, height, self._error, self._adjustment)
+        vector, offset = self._place
+        height = max(offset, HEIGHT_LEAST)
+        return Coordinate(vector, height, self._error, offset - height)
 
     def observe(self, peer: str, coordinate: Coordinate, rtt: float, now: float) -> bool:
         """Take in that `peer`, which says to be at `coordinate`, answered after `rtt` seconds.
@@ -142,7 +143,6 @@ class Position:
         spread = self._direction()
         self._place = Place(tuple(_SCATTER * one for one in spread), HEIGHT_LEAST)
         self._error = ERROR_MOST
-        self._adjustment = 0.0
         self._strays.clear()
 
     def _direction(self) -> list[float]:
@@ -205,7 +205,7 @@ class Position:
         pulls = [
             Pull(
                 peer.coordinate.vector,
-                peer.coordinate.height,
+                peer.coordinate.height + peer.coordinate.adjustment,
                 peer.rtt,
                 (peer.rtt + settings.near) ** -settings.steepness
                 / (peer.coordinate.error + settings.doubt),
@@ -215,18 +215,17 @@ class Position:
         ]
         bound = settings.robust_part * self._error
         bound = min(max(bound, settings.robust_least), settings.robust_most)
-        passes, step = 1, settings.step
+        passes = max(settings.memory // len(self.peers), 1)
+        step = settings.step
         if self._error > settings.warm:
             passes, step = settings.warm_passes, 1.0
+        passes = min(passes, settings.warm_passes)
         for _ in range(passes):
             self._place = improve(self._place, pulls, step, bound, self._direction)
-        # Of what the height could not take because it ends at zero, half is ours and half theirs.
-        self._adjustment = self._place.excess / 2
         self._fall()
 
     def _fall(self) -> None:
         """Give way to gravity."""
-        vector, height, excess = self._place
-        far = math.hypot(*vector)
-        left = 1.0 - min(far / self._settings.gravity**2, 0.5)
-        self._place = Place(tuple([left * one for one in vector]), height, excess)
+        vector, offset = self._place
+        left = 1.0 - min(math.hypot(*vector) / self._settings.gravity**2, 0.5)
+        self._place = Place(tuple([left * one for one in vector]), offset)

@@ -49,8 +49,9 @@ class CoordinateSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How fast our own error follows what samples show; Vivaldi's and Serf's."""
     warm: float = 0.3
     """Above this error of our own the position is computed in `warm_passes` passes a sample, else
-    in one that goes `step` of the way. This is the adaptive time step of Vivaldi: fast while lost,
-    quiet once found."""
+    in as many as a full memory would take the time of (32 peers one, 8 peers four), each of which
+    goes `step` of the way. This is the adaptive time step of Vivaldi: fast while lost, quiet once
+    found."""
     warm_passes: int = 4
     step: float = 0.7
     gravity: float = 10.0
