@@ -41,7 +41,7 @@ def filled(data: Path) -> str:
 
 @pytest.mark.parametrize(
     "command",
-    ["up", "status", "pub", "sub", "get", "read", "query", "sites", "links", "doctor"]
+    ["up", "status", "pub", "sub", "get", "read", "query", "sites", "links", "rtt", "doctor"]
     + [f"feed {name}" for name in ("register", "set", "list", "remove")]
     + [f"topic {name}" for name in ("create", "list", "show", "set", "move", "delete")]
     + ["fabric init", "fabric token", "site drain", "site remove"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import signal
 import socket
 from collections.abc import Iterator
@@ -321,11 +322,57 @@ def test_links_name_the_peer(hub: Path, farm: Path) -> None:
     assert link["in_bytes"] > 0
 
 
+def test_rtt_shows_how_far_sites_are_apart(hub: Path, farm: Path) -> None:
+    def is_known() -> bool:
+        (pair,) = skerry(hub, "rtt", "farm", "hub", "--json").json
+        return pair["estimate_ms"] is not None and pair["measured_ms"] is not None
+
+    wait_for(is_known, "an estimate")
+    for data in (hub, farm):
+        (pair,) = skerry(data, "rtt", "hub", "farm", "--json").json
+        assert (pair["site"], pair["peer"]) == ("farm", "hub")
+        assert pair["error_ms"] > 0
+        shown = dict(line.split(maxsplit=1) for line in skerry(data, "rtt", "farm", "hub").lines)
+        assert shown["between"] == "farm and hub"
+        assert re.fullmatch(r"\d[\d.]* ms ± \d[\d.]* ms", shown["estimate"])
+        assert re.fullmatch(r"\d[\d.]* ms, by (farm|hub)", shown["measured"])
+    table = skerry(farm, "rtt").lines
+    assert table[0].split() == ["FROM", "TO", "ESTIMATE", "ERROR", "MEASURED", "BY"]
+    assert all(line.startswith("farm ") for line in table[1:])
+    assert any(line.split()[1] == "hub" for line in table[1:])
+    assert skerry(farm, "rtt", "hub").lines[1].startswith("hub ")
+
+
+def test_rtt_as_a_matrix(hub: Path, farm: Path) -> None:
+    head, *rows = skerry(hub, "rtt", "--matrix").lines
+    names = head.split()[1:]
+    assert head.split()[0] == "ms"
+    assert {"farm", "hub"} <= set(names)
+    cells = {row.split()[0]: dict(zip(names, row.split()[1:], strict=True)) for row in rows}
+    assert all(cells[name][name] == "·" for name in names)
+    assert cells["farm"]["hub"] == cells["hub"]["farm"]
+    assert len(skerry(hub, "rtt", "--matrix", "farm", "hub").lines) == 3
+    pairs = skerry(hub, "rtt", "--matrix", "--json").json
+    assert len(pairs) == len(names) * (len(names) - 1) // 2
+
+
+def test_rtt_says_what_is_wrong_with_names(hub: Path, farm: Path) -> None:
+    unknown = skerry(hub, "rtt", "farm", "nowhere", "--json")
+    assert (unknown.code, unknown.error["kind"]) == (3, "UnknownSite")
+    assert "farm" in unknown.error["advice"]
+    assert skerry(hub, "rtt", "nowhere").code == 3
+    twice = skerry(hub, "rtt", "farm", "farm", "--json")
+    assert (twice.code, twice.error["kind"]) == (2, "BadSetting")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         ["sites"],
         ["links"],
+        ["rtt"],
+        ["rtt", "farm", "lab"],
+        ["rtt", "--matrix"],
         ["fabric", "token"],
         ["site", "drain", "local"],
         ["site", "remove", "local", "--yes"],

@@ -26,6 +26,7 @@ from skerry.cli import (
     query,
     read,
     replay,
+    rtt,
     sites,
     sql,
     status,
@@ -150,6 +151,7 @@ _add(fabrics, "init", fabric.init, fabric.INIT_EXAMPLE)
 _add(fabrics, "token", fabric.token, fabric.TOKEN_EXAMPLE)
 _add(app, "sites", sites.sites, sites.SITES_EXAMPLE)
 _add(app, "links", sites.links, sites.LINKS_EXAMPLE)
+_add(app, "rtt", rtt.rtt, rtt.EXAMPLE)
 app.add_typer(site, name="site")
 _add(site, "drain", sites.drain, sites.DRAIN_EXAMPLE)
 _add(site, "remove", sites.remove, sites.REMOVE_EXAMPLE)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import (
     AsyncIterator,
     Callable,
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 import msgspec
 
 from skerry.config import DUPLICATE_WINDOW, ClientSettings, check_timeout
+from skerry.coords import Coordinate, unpack
 from skerry.engine.address import Address, find_address
 from skerry.engine.answers import ask
 from skerry.engine.binary import check_version, parse_version
@@ -41,11 +44,14 @@ from skerry.log.route import Routes
 from skerry.log.topics import Topics
 from skerry.model.control import (
     ChangeRequest,
+    CoordinateInfo,
     FeedsRequest,
     LinkInfo,
     MoveRequest,
     QueryAnswer,
     RemoveRequest,
+    RttInfo,
+    RttRequest,
     SiteInfo,
     SiteName,
     SiteStatus,
@@ -97,6 +103,8 @@ WRITERS = 256
 """Topics for which `publish` keeps a publisher ready."""
 MOVE_TIME = 90.0
 """Seconds that a move may take: the new home gets the whole log first."""
+ACCESS_SAMPLES = 3
+"""How often a client measures its way to its site before it says where it is."""
 
 
 class _Closable(Protocol):
@@ -490,6 +498,25 @@ class Client:
     async def links(self) -> list[LinkInfo]:
         """The links of this client's site."""
         return msgspec.json.decode(await self._ask("open.links"), type=list[LinkInfo])
+
+    async def rtt(self, *sites: str, origin: str | None = None) -> list[RttInfo]:
+        """Round-trip times between `sites`, or all, each pair once; with `origin`, only from there.
+        This client's site answers by what it knows: coordinates of all, and what each of them
+        measured. Raises `UnknownSite`."""
+        request = RttRequest(list(sites), origin)
+        return msgspec.json.decode(await self._ask("open.rtt", request), type=list[RttInfo])
+
+    async def coordinate(self) -> Coordinate:
+        """Where this client is: at its site, its own way to there added to the height. Distances to
+        other coordinates are `skerry.coords.between` the two, in seconds."""
+        shortest, data = math.inf, b""
+        for _ in range(ACCESS_SAMPLES):  # the shortest is the nearest to the truth
+            began = time.monotonic()
+            data = await self._ask("open.coordinate")
+            shortest = min(shortest, time.monotonic() - began)
+        found = unpack(msgspec.json.decode(data, type=CoordinateInfo).coordinate)
+        assert found is not None  # our own site's, which it has checked
+        return found.behind(shortest)
 
     async def move_topic(
         self, name: str, to: str, *, replicas: Sequence[str] | None = None

@@ -18,12 +18,13 @@ import uvloop
 import skerry.client.client as asynchronous
 from skerry.client.client import Target
 from skerry.config import ClientSettings
+from skerry.coords import Coordinate
 from skerry.errors import SkerryError, Unavailable
 from skerry.feeds.feed import FeedHandle
 from skerry.log.append import Publisher
 from skerry.log.follow import Subscription
 from skerry.log.pack import Format, Packer
-from skerry.model.control import LinkInfo, SiteInfo, SiteStatus
+from skerry.model.control import LinkInfo, RttInfo, SiteInfo, SiteStatus
 from skerry.model.event import Event
 from skerry.model.feeds import FEED_LEASE, Change, Feed, Metadata
 from skerry.model.topic import Ack, Durability, OnPartition, Topic
@@ -319,6 +320,14 @@ class SyncClient:
     def links(self) -> list[LinkInfo]:
         """The links of this client's site."""
         return self._loop.run(self._client.links())
+
+    def rtt(self, *sites: str, origin: str | None = None) -> list[RttInfo]:
+        """Round-trip times between `sites`, or all; with `origin`, only from there."""
+        return self._loop.run(self._client.rtt(*sites, origin=origin))
+
+    def coordinate(self) -> Coordinate:
+        """Where this client is: at its site, its own way to there added to the height."""
+        return self._loop.run(self._client.coordinate())
 
     def move_topic(self, name: str, to: str, *, replicas: Sequence[str] | None = None) -> Topic:
         """Move a topic's home to another site; needs the administrator's credentials."""

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from skerry.config import DUPLICATE_WINDOW, SiteSettings
+from skerry.coords import pack
 from skerry.directory.store import STREAM as STORE_STREAM
 from skerry.directory.store import Store, mirror_config, origin_config
 from skerry.engine.conf import ACCOUNT, Ports
@@ -25,6 +26,7 @@ from skerry.errors import Conflict, SkerryError, Unavailable
 from skerry.fabric.admission import Admission
 from skerry.fabric.control import Control
 from skerry.fabric.copies import Copies
+from skerry.fabric.distances import Distances
 from skerry.fabric.interest import Interest
 from skerry.fabric.join import Membership, site_record
 from skerry.fabric.leader import Leader
@@ -98,6 +100,7 @@ class Fabric(Listener):
         )
         self.mqtt = Mqtt(self._jetstream, self.site, self._connect_again)
         self.standing = Standing(self.copies, self.links, self._peers, settings.silence)
+        self.distances = Distances(self.site, self.store, self.links)
         self.leader: Leader | None = None
         if self.leads:
             self.leader = Leader(self.site, self.store, self.links, self.ask, settings.silence)
@@ -149,6 +152,7 @@ class Fabric(Listener):
         self._has_started = True
         if self._again:
             self._recover()
+        self.distances.start()
         self._tasks.spawn(self._keep_presence())
         if self.leader is not None:
             self._tasks.spawn(self._keep_watch(self.leader))
@@ -159,6 +163,7 @@ class Fabric(Listener):
         await self._tasks.close()
         if self.leader is not None:
             await self.leader.close()
+        await self.distances.close()
         await self.standing.close()
         await self.mqtt.close()
         await self.interest.close()
@@ -344,11 +349,11 @@ class Fabric(Listener):
             homes, copies = self.copies.count()
             presence = Presence(
                 since=self._since, homes=homes, copies=copies,
-                rtt={peer: round(rtt, 6) for peer, rtt in self.links.rtt.items()},
+                rtt=self.distances.measured(), coordinate=pack(self.distances.coordinate),
             )  # fmt: skip
             with contextlib.suppress(SkerryError, Down):
                 await self.store.put(up_key(self.site), presence, ttl=3 * PRESENCE)
-            await asyncio.sleep(PRESENCE)
+            await self.distances.worth_telling(PRESENCE)
 
     # Asking
 

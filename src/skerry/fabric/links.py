@@ -24,6 +24,8 @@ from typing import Protocol
 import msgspec
 
 from skerry.config import SiteSettings
+from skerry.coords.latency import LatencyFilter
+from skerry.coords.settings import DEFAULTS
 from skerry.directory.store import Store
 from skerry.engine.conf import Inbound, Outbound, Ports, Wiring, write_conf
 from skerry.engine.folder import Folder
@@ -87,6 +89,9 @@ class Links:
         """Peers whose link is up."""
         self.rtt: dict[str, float] = {}
         """Seconds to each peer and back, as heartbeats measured it last."""
+        self.quiet_rtt: dict[str, float] = {}
+        """The same without noise: a low one of the last few."""
+        self._filters: dict[str, LatencyFilter] = {}
         self._connection = connection
         self._settings = settings
         self._folder = folder
@@ -466,14 +471,23 @@ class Links:
         if peer == self.site:
             return
         if beat.echo:
-            self.rtt[peer] = max(now - beat.echo - beat.held, 0.0)
+            self._measured(peer, max(now - beat.echo - beat.held, 0.0))
         self._connected.add(peer)
         if peer not in self.up:
             self.up.add(peer)
             self._send_beat(peer)
             self._watcher.on_link(peer, True, "heard")
 
+    def _measured(self, peer: str, rtt: float) -> None:
+        self.rtt[peer] = rtt
+        known = self._filters.get(peer)
+        if known is None:
+            known = self._filters[peer] = LatencyFilter(DEFAULTS.window, DEFAULTS.rank)
+        self.quiet_rtt[peer] = known.add(rtt)
+
     def _lost(self, peer: str, how: str) -> None:
+        self._filters.pop(peer, None)  # it may come back by another way
+        self.quiet_rtt.pop(peer, None)
         if peer in self.up:
             self.up.discard(peer)
             self._watcher.on_link(peer, False, how)

@@ -30,6 +30,7 @@ from skerry.model.control import (
     MoveRequest,
     ProgressRequest,
     Reach,
+    RttRequest,
     SiteInfo,
     SiteName,
     TokenRequest,
@@ -93,6 +94,8 @@ class Services:
         serve("open.progress", ProgressRequest, self._part.progress.watch)
         serve("open.sites", None, self._sites)
         serve("open.links", None, self._links.list)
+        serve("open.rtt", RttRequest, self._part.distances.rtt)
+        serve("open.coordinate", None, self._part.distances.info)
         serve("open.unsubscribe", tuple[str, str], lambda r: copies.durables.forget(*r))
         serve("admin.topic.set", TopicRequest, self._change)
         serve("admin.topic.delete", TopicName, self._led("topic.delete", NoneType))

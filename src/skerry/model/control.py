@@ -151,6 +151,40 @@ class LinkInfo(msgspec.Struct, frozen=True, kw_only=True):
     out_msgs: int
 
 
+class RttRequest(msgspec.Struct):
+    """Asks for round-trip times between `sites`, or all; with `origin`, only from there."""
+
+    sites: list[str] = []
+    origin: str | None = None
+
+
+class RttInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The round-trip time between two sites, for people to look at."""
+
+    site: str
+    peer: str
+    estimate_ms: float | None
+    """By the coordinates of the two; None: one of them has none yet."""
+    error_ms: float | None
+    """By how much that is usually wrong, up or down."""
+    measured_ms: float | None
+    """As one of them measured it; None: neither did in the last minutes."""
+    measured_by: str | None
+
+    @property
+    def best_ms(self) -> float | None:
+        """What was measured, or else the estimate."""
+        return self.estimate_ms if self.measured_ms is None else self.measured_ms
+
+
+class CoordinateInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a site is, packed (`skerry.coords`), and how many samples it took, or refused."""
+
+    site: str
+    coordinate: str
+    counts: dict[str, int]
+
+
 class RegisterRequest(msgspec.Struct, kw_only=True):
     """Asks for a feed, or to have one as this says. Without an id it gets one, without a topic a
     sub-topic of the site's feed log."""

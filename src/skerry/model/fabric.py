@@ -63,7 +63,10 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
     homes: int = 0
     copies: int = 0
     rtt: dict[str, float] = {}
-    """Seconds to each linked site and back, as this site measured it."""
+    """Seconds to other sites and back, as this site measured it in the last minutes: to all that it
+    is linked with, and some others."""
+    coordinate: str = ""
+    """Where the site is among the others; see `skerry.coords`. Empty: it does not say."""
 
 
 class LinkRecord(msgspec.Struct, frozen=True, kw_only=True):
