@@ -105,7 +105,7 @@ class Naive:
     # Which sites are feasible.
 
     def gap(self, centre: Any, site: int) -> np.float32:
-        ticks = [round(float(a) * 1024) - round(float(b) * 1024)
+        ticks = [round(float(a) * 16) - round(float(b) * 16)
                  for a, b in zip(centre, self.s.position[site], strict=True)]  # fmt: skip
         return f4(np.sqrt(f4(sum(x * x for x in ticks))))
 
@@ -118,7 +118,7 @@ class Naive:
         first = t.producer_at[i] if publishes else t.consumer_at[i] if subscribes else home
         second = t.consumer_at[i] if subscribes else first
         return f4(self.gap(first, b) + self.gap(second, b)) + f4(
-            2 * round(float(self.s.height[b]) * 1024)
+            2 * round(float(self.s.height[b]) * 16)
         )
 
     def radius(self, i: int) -> tuple[float, float]:
@@ -139,11 +139,11 @@ class Naive:
         radius, scale = self.radius(i)
 
         def largest(ms: float) -> np.float32:
-            return f4(min(math.floor((ms - radius) * 1024 / scale), 3e38) if ms < 1e30 else 3e38)
+            return f4(min(math.floor((ms - radius) * 16 / scale), 3e38) if ms < 1e30 else 3e38)
 
         limit = accept = largest(float(t.bound[i]) * (1 - settings.margin))
         if settings.when_infeasible == "least_bad":
-            here = float(self.cell(i, int(t.home[i]))) * scale / 1024 + radius
+            here = float(self.cell(i, int(t.home[i]))) * scale / 16 + radius
             gain = max(settings.gain_ms, settings.gain_ratio * here)
             accept = max(limit, largest(here - (0 if cause == Cause.OVERLOAD else gain)))
         if cause == Cause.DRAIN:
@@ -155,7 +155,7 @@ class Naive:
         }
         feasible = [b for b in cells if cells[b] <= limit]
         cost = min(t.stored_bytes[i] / 1e9 * settings.move_cost_ms_per_gb,
-                   settings.move_cost_max_ms) * 1024 / scale  # fmt: skip
+                   settings.move_cost_max_ms) * 16 / scale  # fmt: skip
         pull = f4(np.rint(cost))
 
         def score(b: int) -> tuple[float, int]:
@@ -231,12 +231,11 @@ class Naive:
     def between(self, a: int, b: int) -> float:
         if a == b:
             return 0.0
-        ticks = [round(float(x) * 1024) - round(float(y) * 1024)
+        ticks = [round(float(x) * 16) - round(float(y) * 16)
                  for x, y in zip(self.s.position[a], self.s.position[b], strict=True)]  # fmt: skip
-        gap = math.sqrt(sum(x * x for x in ticks)) / 1024
-        return (
-            float(np.rint((gap + float(self.s.height[a]) + float(self.s.height[b])) * 1024)) / 1024
-        )
+        gap = f4(np.sqrt(f4(sum(x * x for x in ticks))))
+        heights = [f4(round(float(self.s.height[x]) * 16)) for x in (a, b)]
+        return float((gap + heights[0] + heights[1]) / f4(16))
 
     def replicas(
         self, order: list[int], homes: dict[int, int], load: list[list[int]]
@@ -298,6 +297,7 @@ def random_tables(
     m = int(rng.integers(1, 9)) if sites is None else sites
     d = int(rng.integers(1, 5))
     step = float(rng.choice([0.001, 1.0, 10.0]))  # a coarse grid makes ties
+    wide = float(rng.choice([50.0, 50.0, 3000.0]))  # the second needs more digits
 
     def grid(scale: float, *shape: int) -> Any:
         return (np.rint(rng.uniform(-scale, scale, shape) / step) * step).astype("f4")
@@ -318,12 +318,12 @@ def random_tables(
     made = Topics(
         names=np.array([f"topic{i:06}" for i in range(n)], NAMES),
         home=home,
-        bound=np.where(few(0.3, n), np.inf, rng.uniform(10, 150, n)),
+        bound=np.where(few(0.3, n), np.inf, rng.uniform(10, 3 * wide, n)),
         worst=rng.uniform(0, 200, n),
         producers=rng.integers(0, 4, n).astype("i4"),
         consumers=rng.integers(0, 4, n).astype("i4"),
-        producer_at=grid(50, n, d),
-        consumer_at=grid(50, n, d),
+        producer_at=grid(wide, n, d),
+        consumer_at=grid(wide, n, d),
         producer_radius=np.abs(grid(10, n)),
         consumer_radius=np.abs(grid(10, n)),
         rate_in=np.rint(rng.exponential(2000, n)),
@@ -341,7 +341,7 @@ def random_tables(
     )
     return made, Sites(
         names=np.array([f"site{b:03}" for b in range(m)], NAMES),
-        position=grid(50, m, d),
+        position=grid(wide, m, d),
         height=np.abs(grid(5, m)),
         capacity=capacity,
         load=load,

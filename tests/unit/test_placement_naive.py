@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from skerry.placement import Plan, PolicySettings, plan
+from skerry.placement import Plan, PolicySettings, plan, replicas
 from skerry.placement import assign as assigning
 from skerry.placement import rank as ranking
 from tests.unit.naive_placement import naive_plan, random_tables
@@ -53,6 +53,7 @@ def test_larger_tables_in_small_blocks_too(seed: int, monkeypatch: pytest.Monkey
     """Pieces, blocks and lists so small that every path of the fast one is gone through."""
     monkeypatch.setattr(ranking, "CELLS", 100)
     monkeypatch.setattr(ranking, "KEPT", 1 + seed % 3)
+    monkeypatch.setattr(replicas, "NEAR", 1 + seed)
     monkeypatch.setattr(assigning, "SHORT", 1 + 3 * (seed % 2))
     topics, sites = random_tables(seed, topics=400, sites=40)
     sites = msgspec.structs.replace(sites, load=sites.load / 2)  # room, and it is used up

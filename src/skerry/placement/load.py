@@ -36,7 +36,7 @@ def room(topics: Topics, sites: Sites, settings: PolicySettings) -> Room:
     limit = np.minimum(sites.capacity * UNITS * np.array(settings.thresholds), BOUNDLESS)
     coming = topics.moving_to >= 0
     if coming.any():
-        np.add.at(load, topics.moving_to[coming], needs(topics.take(coming), sites))
+        np.add.at(load, topics.moving_to[coming], needs(topics.take(coming, names=False), sites))
     return Room(load, np.floor(limit), np.floor(limit * settings.fill))
 
 

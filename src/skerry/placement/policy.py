@@ -21,14 +21,14 @@ import numpy as np
 
 from skerry.placement.assign import Assignment, Rerank, assign
 from skerry.placement.load import Room, needs, room
-from skerry.placement.rank import Candidates, Demand, rank
+from skerry.placement.rank import Candidates, Ranker, rank
 from skerry.placement.replicas import choose_replicas
 from skerry.placement.select import Cause, Hindrance, Selection, select
 from skerry.placement.settings import PolicySettings
 from skerry.placement.tables import Array, Sites, Topics, check_tables
 
 Select = Callable[[Topics, Sites, Room, PolicySettings, float, Array | None], Selection]
-Rank = Callable[[Topics, Sites, PolicySettings, Array], Candidates]
+Rank = Callable[[Topics, Sites, PolicySettings, Array, int], Ranker]
 Assign = Callable[[Candidates, Array, Array, Array, Rerank], Assignment]
 Known = Callable[[Array], Candidates]
 
@@ -37,7 +37,7 @@ class Policy(msgspec.Struct, frozen=True):
     """The three parts; replace one to place by another rule."""
 
     select: Select = select
-    rank: Callable[..., Candidates] = rank
+    rank: Rank = rank
     assign: Assign = assign
 
 
@@ -101,34 +101,17 @@ def plan(
         if not len(rows):
             break
         cause = selection.cause[rows]
-        some = topics.take(rows) if len(rows) < len(topics) else topics
-        if known is not None:
-            candidates = known(rows)
-        else:
-            candidates = policy.rank(some, sites, settings, cause, threads=threads)
-        again = _reranker(policy, some, sites, settings, cause, threads)
-        made = policy.assign(candidates, needs(some, sites), load, have.fill, again)
+        some = topics.take(rows, names=False) if len(rows) < len(topics) else topics
+        ranker = policy.rank(some, sites, settings, cause, threads)
+        candidates = known(rows) if known is not None else ranker.candidates()
+        use = needs(some, sites)
+        made = policy.assign(candidates, use, load, have.fill, ranker.candidates)
         load = made.load
         found.placed(rows, candidates, made)
         stuck |= found.tried & (found.to < 0)
         if not (found.cause[rows[made.site < 0]] == Cause.OVERLOAD).any():
             break
     return _conclude(found, topics, sites, settings, load, have)
-
-
-def _reranker(
-    policy: Policy,
-    topics: Topics,
-    sites: Sites,
-    settings: PolicySettings,
-    cause: Array,
-    threads: int,
-) -> Rerank:
-    def again(rows: Array, demand: Demand) -> Candidates:
-        some = topics.take(rows)
-        return policy.rank(some, sites, settings, cause[rows], demand=demand, threads=threads)
-
-    return again
 
 
 class _Found:
@@ -180,7 +163,7 @@ def _conclude(
         found.hindrance[moves[most:]] = Hindrance.WAITING
         moves = moves[:most]
     staying = np.flatnonzero((found.cause > 0) & (found.hindrance > 0))
-    some = topics.take(moves)
+    some = topics.take(moves, names=False)
     return Plan(
         topic=moves,
         to=found.to[moves],

@@ -1,10 +1,17 @@
 """Which sites hold a topic's replicas: near the home, since a quorum waits for them; apart from
-each other, since what is near fails together."""
+each other, since what is near fails together.
+
+All sites could be scored for each topic. But without copies and other members a site's score
+depends on the home alone, and members only make it worse: so the sites nearest to each home are
+found once, and a topic looks at those and at the sites that hold a copy of it. If what it finds is
+not better than the first site that was not looked at, it looks at all.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
+from skerry.placement.geometry import TICKS, Right, ticks
 from skerry.placement.load import replica_needs
 from skerry.placement.settings import PolicySettings
 from skerry.placement.tables import Array, Sites, Topics
@@ -12,7 +19,10 @@ from skerry.placement.tables import Array, Sites, Topics
 TOGETHER = 1000.0
 """How many ms farther from the home a replica may be for each ms that it is less near to another:
 so much that being apart goes first."""
-PIECE = 256
+NEAR = 16
+"""Sites near a home that are looked at first."""
+PIECE = 4096
+"""Topics looked at together."""
 
 
 def choose_replicas(
@@ -37,66 +47,96 @@ def choose_replicas(
         return chosen
     load = load.copy()
     needs = replica_needs(topics)
-    between = _distances(sites)
-    closed = np.zeros(len(sites), bool)
+    held = np.concatenate((topics.home[:, None], topics.replicas), axis=1)
+    finder = _Finder(sites, settings)
     for place in range(most):
         rows = np.flatnonzero(topics.wanted > place)
         while len(rows):
             pick = np.empty(len(rows), np.int32)
             for start in range(0, len(rows), PIECE):
                 some = rows[start : start + PIECE]
-                pick[start : start + PIECE] = _nearest(
-                    topics.take(some), home[some], chosen[some, :place],
-                    sites, between, closed, settings,
-                )  # fmt: skip
-            good = _take(topics.take(rows), pick, needs[rows], load, fill, closed)
+                members = np.concatenate((home[some, None], chosen[some, :place]), axis=1)
+                pick[start : start + PIECE] = finder.best(
+                    members, held[some], topics.colocated[some], topics.power[some]
+                )
+            good = _take(held[rows], pick, needs[rows], load, fill, finder.closed)
             chosen[rows[good], place] = pick[good]
             rows = rows[~good & (pick >= 0)]
     return chosen
 
 
-def _nearest(
-    topics: Topics,
-    home: Array,
-    members: Array,
-    sites: Sites,
-    between: Array,
-    closed: Array,
-    settings: PolicySettings,
-) -> Array:
-    """The best site for the next replica of each topic, or -1."""
-    each = np.arange(len(topics))
-    score = between[home]
-    nearest = score.copy()
-    usable = np.broadcast_to(sites.up & ~sites.draining, score.shape).copy()
-    usable[topics.power] &= sites.power
-    held = np.zeros_like(usable)
-    for copies in (topics.home[:, None], topics.replicas):
-        at, which = np.nonzero(copies >= 0)
-        held[at, copies[at, which]] = True
-    usable &= held | ~closed
-    usable[each, home] = False
-    for place in range(members.shape[1]):
-        member = members[:, place]
-        known = member >= 0
-        nearest[known] = np.minimum(nearest[known], between[member[known]])
-        usable[each[known], member[known]] = False
-    apart = np.where(topics.colocated, 0.0, settings.apart_ms)[:, None]
-    score = score - settings.copy_bonus_ms * held + TOGETHER * np.maximum(apart - nearest, 0.0)
-    score[~usable] = np.inf
-    best: Array = score.argmin(axis=1).astype(np.int32)
-    best[~usable.any(axis=1)] = -1
-    return best
+class _Finder:
+    """Finds the next replica's site."""
+
+    def __init__(self, sites: Sites, settings: PolicySettings) -> None:
+        self.settings = settings
+        self.usable = sites.up & ~sites.draining
+        self.power = sites.power
+        self.between = _distances(sites)
+        self.closed = np.zeros(len(sites), bool)
+        self.near = {colocated: self._near(colocated) for colocated in (False, True)}
+
+    def _near(self, colocated: bool) -> tuple[Array, Array]:
+        """Of each home the nearest sites, and the least score of all others."""
+        apart = 0.0 if colocated else self.settings.apart_ms
+        score = self.between + TOGETHER * np.maximum(apart - self.between, 0.0)
+        score[:, ~self.usable] = np.inf
+        np.fill_diagonal(score, np.inf)
+        count = min(NEAR, len(score))
+        near = np.argpartition(score, count - 1, axis=1)[:, :count]
+        np.put_along_axis(score, near, np.inf, axis=1)
+        return near, score.min(axis=1, initial=np.inf)
+
+    def best(self, members: Array, held: Array, colocated: Array, power: Array) -> Array:
+        """The best site for the next replica of each topic, or -1. The home is the first member."""
+        found = np.full(len(members), -1, np.int32)
+        for kind in (False, True):
+            rows = np.flatnonzero(colocated == kind)
+            if not len(rows):
+                continue
+            near, others = self.near[kind]
+            home = members[rows, 0]
+            look = np.concatenate((near[home], held[rows]), axis=1)
+            site, score = self._score(look, members[rows], held[rows], kind, power[rows])
+            found[rows] = site
+            unsure = np.flatnonzero(~(score < others[home]) & np.isfinite(others[home]))
+            for start in range(0, len(unsure), 256):
+                some = rows[unsure[start : start + 256]]
+                every = np.broadcast_to(np.arange(len(near)), (len(some), len(near)))
+                found[some], _ = self._score(every, members[some], held[some], kind, power[some])
+        return found
+
+    def _score(
+        self, look: Array, members: Array, held: Array, colocated: bool, power: Array
+    ) -> tuple[Array, Array]:
+        """The best of the sites that are looked at, (rows, any), and its score."""
+        score = self.between[members[:, :1], look]
+        nearest = score
+        bad = (look < 0) | ~self.usable[look] | (power[:, None] & ~self.power[look])
+        for member in members.T:
+            known = (member >= 0)[:, None]
+            there = np.where(known, self.between[member[:, None], look], np.inf)
+            nearest = np.minimum(nearest, there)
+            bad |= (look == member[:, None]) & known
+        copy = np.zeros(look.shape, bool)
+        for site in held.T:
+            copy |= look == site[:, None]
+        bad |= self.closed[look] & ~copy
+        apart = 0.0 if colocated else self.settings.apart_ms
+        total = score - self.settings.copy_bonus_ms * copy
+        total = total + TOGETHER * np.maximum(apart - nearest, 0.0)
+        total[bad] = np.inf
+        least = total.min(axis=1)
+        first = np.where(total == least[:, None], look, np.iinfo(np.int32).max).min(axis=1)
+        return np.where(np.isfinite(least), first, -1).astype(np.int32), least
 
 
-def _take(
-    topics: Topics, pick: Array, needs: Array, load: Array, fill: Array, closed: Array
-) -> Array:
+def _take(held: Array, pick: Array, needs: Array, load: Array, fill: Array, closed: Array) -> Array:
     """Which of the picks have room, in the order of the table; sites that refuse one are closed,
     and what is taken is added to `load`."""
-    held = (topics.home == pick) | (topics.replicas == pick[:, None]).any(axis=1)
-    good: Array = held & (pick >= 0)
-    new = np.flatnonzero(~held & (pick >= 0))
+    holds = (held == pick[:, None]).any(axis=1)
+    good: Array = holds & (pick >= 0)
+    new = np.flatnonzero(~holds & (pick >= 0))
     order = new[np.argsort(pick[new], kind="stable")]
     if not len(order):
         return good
@@ -118,10 +158,10 @@ def _take(
 
 
 def _distances(sites: Sites) -> Array:
-    """(sites, sites), ms; rounded, so that it is the same on every machine."""
-    at = np.rint(sites.position.astype(np.float64) * 1024.0)
-    square = (at * at).sum(axis=1)
-    gap = np.sqrt(np.maximum(square[:, None] + square - 2.0 * (at @ at.T), 0.0)) / 1024.0
-    found: Array = np.rint((gap + sites.height[:, None] + sites.height) * 1024.0) / 1024.0
+    """(sites, sites), ms."""
+    apart = np.empty((len(sites), len(sites)), np.float32)
+    Right(sites.position).distances(sites.position, apart)
+    height = ticks(sites.height)
+    found: Array = (apart + height[:, None] + height) / np.float32(TICKS)
     np.fill_diagonal(found, 0.0)
     return found

@@ -67,9 +67,7 @@ def select(
     in their stead.
     """
     cause = np.zeros(len(topics), np.int8)
-    fresh = topics.measured & sites.up[topics.home]
-    paired = (topics.producers > 0) & (topics.consumers > 0)
-    cause[fresh & paired & (topics.worst > topics.bound)] = Cause.LATENCY
+    cause[_late(topics, sites)] = Cause.LATENCY
     cause[sites.draining[topics.home]] = Cause.DRAIN
     hindrance = _hindrances(topics, sites, settings, now)
 
@@ -80,13 +78,33 @@ def select(
         if stuck is not None:
             free &= ~stuck
         rows = np.flatnonzero(free)
-        chosen = rows[_busiest(topics.take(rows), sites, room)]
+        chosen = rows[_busiest(topics.take(rows, names=False), sites, room)]
         cause[chosen[cause[chosen] == Cause.NONE]] = Cause.OVERLOAD
     # Whatever the clients, a drained site is left; a topic nobody measured goes to where it can.
     leaves = (cause == Cause.DRAIN) & np.isin(hindrance, (Hindrance.COOLING, Hindrance.UNMEASURED))
     hindrance[leaves] = Hindrance.NONE
     hindrance[cause == Cause.NONE] = Hindrance.NONE
     return Selection(cause, hindrance)
+
+
+def may_move(topics: Topics, sites: Sites, over: Array) -> Array:
+    """The cause that each topic has, or would have if its home, being one of `over` (mask), gave it
+    away. By a row and the sites alone: so it can be asked of any part of a table. A topic with a
+    replica to be moved has a cause too."""
+    cause = np.zeros(len(topics), np.int8)
+    drained = (topics.replicas >= 0) & sites.draining[topics.replicas]
+    cause[drained.any(axis=1)] = Cause.REPLICA
+    cause[over[topics.home]] = Cause.OVERLOAD
+    cause[_late(topics, sites)] = Cause.LATENCY
+    cause[sites.draining[topics.home]] = Cause.DRAIN
+    return cause
+
+
+def _late(topics: Topics, sites: Sites) -> Array:
+    fresh = topics.measured & sites.up[topics.home]
+    paired = (topics.producers > 0) & (topics.consumers > 0)
+    late: Array = fresh & paired & (topics.worst > topics.bound)
+    return late
 
 
 def _hindrances(topics: Topics, sites: Sites, settings: PolicySettings, now: float) -> Array:

@@ -78,9 +78,11 @@ class Topics(msgspec.Struct, frozen=True, kw_only=True):
     def __len__(self) -> int:
         return len(self.home)
 
-    def take(self, rows: Array) -> Topics:
-        """The table of these rows, in their order (or where a mask is true)."""
-        return Topics(**{name: getattr(self, name)[rows] for name in self.__struct_fields__})
+    def take(self, rows: Array, *, names: bool = True) -> Topics:
+        """The table of these rows, in their order (or where a mask is true). Names are the slowest
+        column by far: without them the table has none, and is for computing only."""
+        found = {name: getattr(self, name)[rows] for name in self.__struct_fields__[1:]}
+        return Topics(names=self.names[rows] if names else self.names[:0], **found)
 
 
 class Sites(msgspec.Struct, frozen=True, kw_only=True):
