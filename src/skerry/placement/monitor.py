@@ -180,6 +180,8 @@ def _measure(topics: Topics, record: SiteRecord, at_home: dict[tuple[str, str], 
         "i8", len(record.topics.names),
     )  # fmt: skip
     here = rows >= 0
+    if not here.any():
+        return
     for name in record.topics.__struct_fields__[1:]:
         getattr(topics, name)[rows[here]] = record.topics.column(name)[here]
     topics.measured[rows[here]] = True

@@ -53,7 +53,8 @@ class TopicColumns(msgspec.Struct, frozen=True, kw_only=True):
     def column(self, name: str) -> Array:
         """A column as numbers, without a copy."""
         numbers = np.frombuffer(getattr(self, name), _COLUMNS[name])
-        return numbers.reshape(len(self.names), -1) if name in _CENTRES else numbers
+        rows = len(self.names)
+        return numbers.reshape(rows, numbers.size // max(rows, 1)) if name in _CENTRES else numbers
 
 
 class SiteRecord(msgspec.Struct, frozen=True, kw_only=True):
