@@ -1,0 +1,232 @@
+"""Which sites are feasible for a topic, the best first: the second part of Algorithm 1 (line 4).
+
+A million topics times a thousand sites is worked through in small pieces that stay in the cache, so
+the memory taken does not grow with the product. A cell has the same value however the work is
+divided (`geometry`).
+
+Leaving out cells by the triangle inequality does not pay: with middles in a tree, bounds of 20 to
+120 ms over a continent still left 84 % of the cells to be computed, for the number of feasible
+sites is asked for too; and the rows, no longer in order, took longer to fetch (measured).
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from skerry.placement.geometry import Geometry, Right, geometry, ticks
+from skerry.placement.settings import PolicySettings
+from skerry.placement.tables import Array, Sites, Topics
+
+KEPT = 4
+"""Candidates kept of each topic; if all are full, it is ranked again with those that are not."""
+CELLS = 192_000
+"""Cells of a piece, of 4 + 4 + 1 bytes each: a third takes 30 % longer, for each piece costs some
+dozen calls; more would fall out of the second-level cache (measured)."""
+
+
+class Candidates(msgspec.Struct, frozen=True):
+    """Of each topic the best sites, in this order: those that are feasible come first."""
+
+    site: Array
+    """int32 (rows, `KEPT`): rows of sites, the best first; -1: there are no more."""
+    ms: Array
+    """float32 (rows, `KEPT`): W(t, b), the worst case there."""
+    choices: Array
+    """int32: how many sites are feasible, with the home left out."""
+    home_ms: Array
+    """float32: W(t, b) of the home."""
+
+    def take(self, rows: Array) -> Candidates:
+        """Those of some rows."""
+        return Candidates(self.site[rows], self.ms[rows], self.choices[rows], self.home_ms[rows])
+
+
+class Demand(msgspec.Struct, frozen=True):
+    """What topics need, and what sites have left: sites without room are passed over."""
+
+    needs: Array
+    """(rows, resources)"""
+    spare: Array
+    """(sites, resources)"""
+
+
+class Ranker(Protocol):
+    """Ranks the topics of one table; see `rank`."""
+
+    def candidates(self, rows: Array | None = None, demand: Demand | None = None) -> Candidates:
+        """Those of some rows, or of all; with `demand` (a row for each of `rows`) only among sites
+        that have room."""
+        ...
+
+
+def rank(
+    topics: Topics, sites: Sites, settings: PolicySettings, cause: Array, threads: int = 1
+) -> Ranker:
+    """What ranks each topic's candidates. A site is one if it is up, is not drained, and is not the
+    home.
+
+    *Feasible* are those with W(t, b) below the bound by the margin. The others follow if the topic
+    may go to the least bad. Least W first, with a cost for copying the log; the first in the table
+    if equal. A topic with clients of one kind only goes near those, one without any near its home.
+    Rows do not affect each other: ranking parts of a table gives the parts of its ranking.
+    """
+    return _Ranker(topics, sites, geometry(topics, sites, settings, cause), threads)
+
+
+class _Ranker:
+    def __init__(self, topics: Topics, sites: Sites, shape: Geometry, threads: int) -> None:
+        self.topics = topics
+        self.sites = sites
+        self.shape = shape
+        self.threads = threads
+        self.copied = bool((topics.replicas >= 0).any())
+        self.all = {
+            power: _Columns(sites, sites.up & ~sites.draining & (sites.power | (not power)))
+            for power in (False, True)
+        }
+
+    def candidates(self, rows: Array | None = None, demand: Demand | None = None) -> Candidates:
+        """See `Ranker`."""
+        shape = self.shape
+        every = np.arange(len(self.topics)) if rows is None else rows
+        made = Candidates(
+            np.full((len(every), KEPT), -1, np.int32),
+            np.full((len(every), KEPT), np.inf, np.float32),
+            np.zeros(len(every), np.int32),
+            shape.ms(shape.home[every, None], every)[:, 0],
+        )
+        power = self.topics.power[every]
+        for strict in (False, True):
+            mine = np.flatnonzero(power == strict)
+            columns = self.all[strict]
+            if demand is not None and len(mine):
+                least = demand.needs[mine].min(axis=0)
+                some = (least <= demand.spare).all(axis=1)
+                columns = _Columns(self.sites, columns.chosen & some)
+            if len(mine) and len(columns.site):
+                whole = rows is None and len(mine) == len(every)
+                self._all(mine, every, whole, columns, demand, made)
+        made.site[made.ms > shape.accept[every, None]] = -1
+        made.ms[made.site < 0] = 0.0
+        return msgspec.structs.replace(made, ms=shape.ms(made.ms, every))
+
+    def _all(
+        self,
+        mine: Array,
+        rows: Array,
+        whole: bool,
+        columns: _Columns,
+        demand: Demand | None,
+        made: Candidates,
+    ) -> None:
+        size = max(8, min(4096, CELLS // len(columns.height)))
+        starts = range(0, len(mine), size)
+
+        def work(number: int) -> None:
+            mill = _Mill(self, columns, demand, min(size, len(mine)))
+            for start in starts[number :: self.threads]:
+                out = mine[start : start + size]
+                # A slice of all rows is a view; an index makes a copy.
+                some = slice(start, start + size) if whole else rows[out]
+                mill.piece(out, some, made)
+
+        if self.threads == 1 or len(starts) == 1:
+            for number in range(self.threads):
+                work(number)
+            return
+        with ThreadPoolExecutor(self.threads) as pool:  # numpy lets go of the interpreter's lock
+            list(pool.map(work, range(self.threads)))
+
+
+class _Columns:
+    """The sites that may be chosen, and as many that are infinitely far as make a multiple of
+    eight: so the feasible ones are counted eight at a time."""
+
+    def __init__(self, sites: Sites, chosen: Array) -> None:
+        self.chosen = chosen
+        self.site = np.flatnonzero(chosen)
+        index = np.concatenate((self.site, np.zeros(-len(self.site) % 8, self.site.dtype)))
+        self.real = index.astype(np.int32)
+        self.height = 2.0 * ticks(sites.height[index])
+        self.height[len(self.site) :] = np.inf
+        self.right = Right(sites.position[index])
+        self.of = np.full(len(sites) + 1, -1, np.int32)  # the last for "no site"
+        self.of[self.site] = np.arange(len(self.site))
+
+
+class _Mill:
+    """Goes through the cells of topics and sites, piece by piece; not shared between threads."""
+
+    def __init__(
+        self, ranker: _Ranker, columns: _Columns, demand: Demand | None, rows: int
+    ) -> None:
+        self.ranker = ranker
+        self.columns = columns
+        self.demand = demand
+        size = (rows, len(columns.height))
+        self.cells = np.empty(size, np.float32)
+        self.other = np.empty(size, np.float32)
+        self.mask = np.empty(size, bool)
+
+    def piece(self, out: Array, rows: slice | Array, made: Candidates) -> None:
+        """Rank some rows, into the rows `out` of `made`."""
+        shape, topics, columns = self.ranker.shape, self.ranker.topics, self.columns
+        size = len(out)
+        cells, other, mask = self.cells[:size], self.other[:size], self.mask[:size]
+        columns.right.distances(shape.producer[rows], cells)
+        columns.right.distances(shape.consumer[rows], other)
+        np.add(cells, other, out=cells)
+        np.add(cells, columns.height, out=cells)
+        each = np.arange(size)
+        home = columns.of[topics.home[rows]]
+        cells[each[home >= 0], home[home >= 0]] = np.inf
+        if self.demand is not None:
+            cells[:, : len(columns.site)][~_fits(self.demand, out, columns.site)] = np.inf
+        np.less_equal(cells, shape.limit[rows, None], out=mask)
+        count = np.bitwise_count(mask.view(np.uint64)).sum(axis=1, dtype=np.int32)
+        made.choices[out] = count
+        copies = before = None
+        if self.ranker.copied:
+            copies = columns.of[topics.replicas[rows]]
+            before = _discount(shape, rows, cells, count, copies)
+        first = each * cells.shape[1]
+        flat = cells.reshape(-1)
+        found = np.empty((KEPT, size), np.int64)
+        value = np.empty((KEPT, size), np.float32)
+        for place in range(KEPT):
+            column = cells.argmin(axis=1, out=found[place])
+            index = first + column
+            flat.take(index, out=value[place])
+            flat[index] = np.inf
+        site = columns.real.take(found)
+        site[value == np.inf] = -1
+        if copies is not None and before is not None:
+            for which in range(copies.shape[1]):
+                np.copyto(value, before[:, which], where=found == copies[:, which])
+        made.site[out] = site.T
+        made.ms[out] = value.T
+
+
+def _fits(demand: Demand, rows: Array, sites: Array) -> Array:
+    """(rows, sites): whether there is room."""
+    need, spare = demand.needs[rows], demand.spare[sites]
+    found: Array = need[:, :1] <= spare[:, 0]
+    for resource in range(1, spare.shape[1]):
+        found &= need[:, resource : resource + 1] <= spare[:, resource]
+    return found
+
+
+def _discount(
+    shape: Geometry, rows: slice | Array, cells: Array, count: Array, copies: Array
+) -> Array:
+    """Bring the sites with a copy nearer by what copying costs; return their cells as they were.
+    Only where a topic may go: so those that are feasible stay before those that are not."""
+    value: Array = cells[np.arange(len(copies))[:, None], copies]
+    limit = np.where(count > 0, shape.limit[rows], shape.accept[rows])
+    at, which = np.nonzero((copies >= 0) & (value <= limit[:, None]))
+    cells[at, copies[at, which]] -= shape.cost[rows][at]
+    return value

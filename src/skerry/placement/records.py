@@ -1,0 +1,131 @@
+"""What a site reports once a monitoring period: itself, and a row for each topic at home there.
+
+A topic takes the same number of bytes however many clients it has (ePulsar, sections 3.2 and 5.6):
+`8 × dimensions` bytes for the centres, 40 for the rest, and its name.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+
+from skerry.errors import BadSetting
+from skerry.placement.settings import RESOURCES
+from skerry.placement.tables import FURTHEST, Array
+
+_COLUMNS = {
+    "worst": "<f4",
+    "producers": "<u4",
+    "consumers": "<u4",
+    "producer_radius": "<f4",
+    "consumer_radius": "<f4",
+    "rate_in": "<f4",
+    "rate_out": "<f4",
+    "event_bytes": "<f4",
+    "stored_bytes": "<f8",
+    "producer_at": "<f4",
+    "consumer_at": "<f4",
+}
+"""Columns of a record and how their numbers are packed. The last two have a number for each
+dimension."""
+_CENTRES = ("producer_at", "consumer_at")
+
+
+class TopicColumns(msgspec.Struct, frozen=True, kw_only=True):
+    """Topics at home at a site: the names, and of each column the numbers one after the other. The
+    meaning of the columns is that of the same in `Topics`."""
+
+    names: list[str]
+    worst: bytes = b""
+    producers: bytes = b""
+    consumers: bytes = b""
+    producer_radius: bytes = b""
+    consumer_radius: bytes = b""
+    rate_in: bytes = b""
+    rate_out: bytes = b""
+    event_bytes: bytes = b""
+    stored_bytes: bytes = b""
+    producer_at: bytes = b""
+    consumer_at: bytes = b""
+
+    def column(self, name: str) -> Array:
+        """A column as numbers, without a copy."""
+        numbers = np.frombuffer(getattr(self, name), _COLUMNS[name])
+        rows = len(self.names)
+        return numbers.reshape(rows, numbers.size // max(rows, 1)) if name in _CENTRES else numbers
+
+
+class SiteRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One site at one moment."""
+
+    site: str
+    started: int
+    """When the agent started, in ns since 1970 by its own clock: the numbers begin anew then."""
+    number: int
+    """1 for the first record since the start, then 2, …"""
+    position: tuple[float, ...]
+    """ms one way."""
+    height: float
+    capacity: tuple[float, float, float, float, float]
+    """Of each of `RESOURCES`; inf: no limit."""
+    load: tuple[float, float, float, float, float]
+    draining: bool = False
+    power: bool = False
+    topics: TopicColumns
+
+
+def topic_columns(names: list[str], **columns: Array) -> TopicColumns:
+    """Pack columns; all of them have to be given, with a row for each name."""
+    if set(columns) != set(_COLUMNS):
+        raise BadSetting(f"a record has the columns {', '.join(_COLUMNS)}")
+    packed = {name: np.asarray(columns[name]).astype(kind).tobytes()
+              for name, kind in _COLUMNS.items()}  # fmt: skip
+    return TopicColumns(names=names, **packed)
+
+
+def pack(record: SiteRecord) -> bytes:
+    """A record as MsgPack."""
+    return msgspec.msgpack.encode(record)
+
+
+_DECODER = msgspec.msgpack.Decoder(SiteRecord)
+
+
+def unpack(data: bytes) -> SiteRecord:
+    """A record that came from another site. Raises `BadSetting` for anything that is no record, is
+    cut off, or holds what is no number: one bad site must not stop the placement of all."""
+    try:
+        record = _DECODER.decode(data)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise BadSetting(f"this is no record of a site: {error}") from None
+    check_record(record)
+    return record
+
+
+def check_record(record: SiteRecord) -> None:
+    """Raise `BadSetting` unless all columns are whole and all numbers within their range."""
+    said = f"the record {record.number} of {record.site}"
+    amounts = (*record.capacity, *record.load, record.height, *record.position)
+    if any(map(math.isnan, amounts)) or not all(map(math.isfinite, record.load)):
+        raise BadSetting(f"{said} holds what is no number")
+    if min(record.capacity + record.load) < 0 or not 0 <= record.height <= FURTHEST:
+        raise BadSetting(f"{said} holds a negative amount of {', '.join(RESOURCES)} or height")
+    if not record.position or any(abs(x) > FURTHEST for x in record.position):
+        raise BadSetting(f"{said} has no coordinate, or one too far away")
+    topics, rows = record.topics, len(record.topics.names)
+    if len(set(topics.names)) != rows:
+        raise BadSetting(f"{said} names a topic twice")
+    for name, kind in _COLUMNS.items():
+        width = len(record.position) if name in _CENTRES else 1
+        if len(getattr(topics, name)) != rows * width * np.dtype(kind).itemsize:
+            raise BadSetting(f"the column {name} of {said} has not {rows} rows")
+        column = topics.column(name)
+        if column.dtype.kind != "f" or not column.size:
+            continue
+        if not np.isfinite(column).all():
+            raise BadSetting(f"the column {name} of {said} holds what is no number")
+        least, most = (-FURTHEST, FURTHEST) if name in _CENTRES else (0.0, 1e15)
+        if column.min() < least or column.max() > most:
+            raise BadSetting(f"the column {name} of {said} holds a number out of range")

@@ -1,0 +1,167 @@
+"""Which sites hold a topic's replicas: near the home, since a quorum waits for them; apart from
+each other, since what is near fails together.
+
+All sites could be scored for each topic. But without copies and other members a site's score
+depends on the home alone, and members only make it worse: so the sites nearest to each home are
+found once, and a topic looks at those and at the sites that hold a copy of it. If what it finds is
+not better than the first site that was not looked at, it looks at all.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from skerry.placement.geometry import TICKS, Right, ticks
+from skerry.placement.load import replica_needs
+from skerry.placement.settings import PolicySettings
+from skerry.placement.tables import Array, Sites, Topics
+
+TOGETHER = 1000.0
+"""How many ms farther from the home a replica may be for each ms that it is less near to another:
+so much that being apart goes first."""
+NEAR = 16
+"""Sites near a home that are looked at first."""
+PIECE = 4096
+"""Topics looked at together."""
+
+
+def choose_replicas(
+    topics: Topics,
+    home: Array,
+    sites: Sites,
+    load: Array,
+    fill: Array,
+    settings: PolicySettings,
+) -> Array:
+    """Rows of sites for the replicas of each topic, whose home is to be at `home`; -1 where fewer
+    are found than the topic wants. (rows, most wanted)
+
+    One replica after the other goes to the site that is nearest to the home among those at least
+    `apart_ms` from every member so far; where there is none, to the one that is most apart. A site
+    that holds a copy, the old home too, counts as `copy_bonus_ms` nearer and needs no room. A site
+    whose room is used up by one replica takes no other new one. `load` is not changed.
+    """
+    most = int(topics.wanted.max(initial=0))
+    chosen = np.full((len(topics), most), -1, np.int32)
+    if most == 0:
+        return chosen
+    load = load.copy()
+    needs = replica_needs(topics)
+    held = np.concatenate((topics.home[:, None], topics.replicas), axis=1)
+    finder = _Finder(sites, settings)
+    for place in range(most):
+        rows = np.flatnonzero(topics.wanted > place)
+        while len(rows):
+            pick = np.empty(len(rows), np.int32)
+            for start in range(0, len(rows), PIECE):
+                some = rows[start : start + PIECE]
+                members = np.concatenate((home[some, None], chosen[some, :place]), axis=1)
+                pick[start : start + PIECE] = finder.best(
+                    members, held[some], topics.colocated[some], topics.power[some]
+                )
+            good = _take(held[rows], pick, needs[rows], load, fill, finder.closed)
+            chosen[rows[good], place] = pick[good]
+            rows = rows[~good & (pick >= 0)]
+    return chosen
+
+
+class _Finder:
+    """Finds the next replica's site."""
+
+    def __init__(self, sites: Sites, settings: PolicySettings) -> None:
+        self.settings = settings
+        self.usable = sites.up & ~sites.draining
+        self.power = sites.power
+        self.between = _distances(sites)
+        self.closed = np.zeros(len(sites), bool)
+        self.near = {colocated: self._near(colocated) for colocated in (False, True)}
+
+    def _near(self, colocated: bool) -> tuple[Array, Array]:
+        """Of each home the nearest sites, and the least score of all others."""
+        apart = 0.0 if colocated else self.settings.apart_ms
+        score = self.between + TOGETHER * np.maximum(apart - self.between, 0.0)
+        score[:, ~self.usable] = np.inf
+        np.fill_diagonal(score, np.inf)
+        count = min(NEAR, len(score))
+        near = np.argpartition(score, count - 1, axis=1)[:, :count]
+        np.put_along_axis(score, near, np.inf, axis=1)
+        return near, score.min(axis=1, initial=np.inf)
+
+    def best(self, members: Array, held: Array, colocated: Array, power: Array) -> Array:
+        """The best site for the next replica of each topic, or -1. The home is the first member."""
+        found = np.full(len(members), -1, np.int32)
+        for kind in (False, True):
+            rows = np.flatnonzero(colocated == kind)
+            if not len(rows):
+                continue
+            near, others = self.near[kind]
+            home = members[rows, 0]
+            look = np.concatenate((near[home], held[rows]), axis=1)
+            site, score = self._score(look, members[rows], held[rows], kind, power[rows])
+            found[rows] = site
+            unsure = np.flatnonzero(~(score < others[home]) & np.isfinite(others[home]))
+            for start in range(0, len(unsure), 256):
+                some = rows[unsure[start : start + 256]]
+                every = np.broadcast_to(np.arange(len(near)), (len(some), len(near)))
+                found[some], _ = self._score(every, members[some], held[some], kind, power[some])
+        return found
+
+    def _score(
+        self, look: Array, members: Array, held: Array, colocated: bool, power: Array
+    ) -> tuple[Array, Array]:
+        """The best of the sites that are looked at, (rows, any), and its score."""
+        score = self.between[members[:, :1], look]
+        nearest = score
+        bad = (look < 0) | ~self.usable[look] | (power[:, None] & ~self.power[look])
+        for member in members.T:
+            known = (member >= 0)[:, None]
+            there = np.where(known, self.between[member[:, None], look], np.inf)
+            nearest = np.minimum(nearest, there)
+            bad |= (look == member[:, None]) & known
+        copy = np.zeros(look.shape, bool)
+        for site in held.T:
+            copy |= look == site[:, None]
+        bad |= self.closed[look] & ~copy
+        apart = 0.0 if colocated else self.settings.apart_ms
+        total = score - self.settings.copy_bonus_ms * copy
+        total = total + TOGETHER * np.maximum(apart - nearest, 0.0)
+        total[bad] = np.inf
+        least = total.min(axis=1)
+        first = np.where(total == least[:, None], look, np.iinfo(np.int32).max).min(axis=1)
+        return np.where(np.isfinite(least), first, -1).astype(np.int32), least
+
+
+def _take(held: Array, pick: Array, needs: Array, load: Array, fill: Array, closed: Array) -> Array:
+    """Which of the picks have room, in the order of the table; sites that refuse one are closed,
+    and what is taken is added to `load`."""
+    holds = (held == pick[:, None]).any(axis=1)
+    good: Array = holds & (pick >= 0)
+    new = np.flatnonzero(~holds & (pick >= 0))
+    order = new[np.argsort(pick[new], kind="stable")]
+    if not len(order):
+        return good
+    site, use = pick[order], needs[order]
+    total = np.cumsum(use, axis=0)
+    first = np.flatnonzero(np.r_[True, site[1:] != site[:-1]])
+    lengths = np.diff(np.r_[first, len(order)])
+    total -= np.repeat(total[first] - use[first], lengths, axis=0)
+    # What a replica takes nothing of may be used up already.
+    full = ((load[site] + total > fill[site]) & (use > 0)).any(axis=1)
+    # Once one is refused, all later ones of that site are.
+    refused = np.cumsum(full)
+    refused -= np.repeat(refused[first] - full[first], lengths)
+    closed[site[refused > 0]] = True
+    fits = order[refused == 0]
+    good[fits] = True
+    np.add.at(load, pick[fits], needs[fits])
+    return good
+
+
+def _distances(sites: Sites) -> Array:
+    """(sites, sites), ms."""
+    apart = np.empty((len(sites), len(sites)), np.float32)
+    Right(sites.position).distances(sites.position, apart)
+    height = ticks(sites.height)
+    found: Array = (apart + height[:, None] + height) / np.float32(TICKS)
+    np.fill_diagonal(found, 0.0)
+    return found
