@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from skerry.placement import Cause, Hindrance, PolicySettings, Sites, Topics
@@ -117,9 +118,13 @@ class Naive:
         home = self.s.position[t.home[i]]
         first = t.producer_at[i] if publishes else t.consumer_at[i] if subscribes else home
         second = t.consumer_at[i] if subscribes else first
-        return f4(self.gap(first, b) + self.gap(second, b)) + f4(
-            2 * round(float(self.s.height[b]) * 16)
-        )
+        ones = t.producer_site[i] if publishes else t.consumer_site[i] if subscribes else -1
+        others = t.consumer_site[i] if subscribes else ones
+        twice = f4(2 * round(float(self.s.height[b]) * 16))
+        way = f4(self.gap(first, b) + self.gap(second, b)) + twice
+        for behind in (ones, others):
+            way -= twice if behind == b else f4(0)
+        return f4(way)
 
     def radius(self, i: int) -> tuple[float, float]:
         """Radius and scale."""
@@ -339,13 +344,29 @@ def random_tables(
         moved_at=np.where(few(0.7, n), -np.inf, rng.uniform(0, 100, n)),
         moving_to=np.where(few(0.05, n), rng.integers(0, m, n), -1).astype("i4"),
     )
+    position, height = grid(wide, m, d), np.abs(grid(5, m))
+    made = _behind_sites(rng, made, position, height)
     return made, Sites(
         names=np.array([f"site{b:03}" for b in range(m)], NAMES),
-        position=grid(wide, m, d),
-        height=np.abs(grid(5, m)),
+        position=position,
+        height=height,
         capacity=capacity,
         load=load,
         up=~few(0.1, m),
         draining=few(0.1, m),
         power=few(0.7, m),
     )
+
+
+def _behind_sites(rng: np.random.Generator, made: Topics, position: Any, height: Any) -> Topics:
+    """Half of the groups of clients are each behind one site."""
+    columns: dict[str, Any] = {}
+    for kind in ("producer", "consumer"):
+        site = rng.integers(0, len(height), len(made)).astype("i4")
+        site[rng.random(len(made)) < 0.5] = -1
+        known = site >= 0
+        at, radius = getattr(made, f"{kind}_at").copy(), getattr(made, f"{kind}_radius").copy()
+        at[known] = position[site[known]]
+        radius[known] += height[site[known]]
+        columns |= {f"{kind}_site": site, f"{kind}_at": at, f"{kind}_radius": radius}
+    return msgspec.structs.replace(made, **columns)

@@ -27,15 +27,15 @@ RNG = np.random.default_rng(5)
 
 
 def record(site: str, number: int, topics: dict[str, float], **about: Any) -> SiteRecord:
-    """A site that has topics with a worst case each."""
+    """A site with a publisher and a subscriber of each topic, the former so many ms away."""
     count = len(topics)
     columns: dict[str, Any] = {
         name: np.ones(count)
-        for name in ("producers", "consumers", "producer_radius", "consumer_radius", "rate_in",
-                     "rate_out", "event_bytes", "stored_bytes")
+        for name in ("producers", "consumers", "rate_in", "rate_out", "event_bytes",
+                     "stored_bytes", "publish_ms", "deliver_ms", "deliver_most_ms")
     }  # fmt: skip
-    columns |= {name: np.zeros((count, 2)) for name in ("producer_at", "consumer_at")}
-    columns["worst"] = np.array(list(topics.values()))
+    columns["producer_access"] = np.array(list(topics.values()))
+    columns["consumer_access"] = np.zeros(count)
     made = SiteRecord(
         site=site,
         started=about.pop("started", 1),
@@ -102,29 +102,22 @@ def test_round_trips_become_one_way() -> None:
 def test_the_size_of_a_record_depends_on_topics_and_not_on_clients() -> None:
     """Section 5.6, figure 6."""
 
-    def size(topics: int, clients: int) -> int:  # fmt: skip
+    def size(topics: int, clients: int) -> int:
         names = [f"building/{number:04}/temp" for number in range(topics)]
         made = record("a", 1, dict.fromkeys(names, 1.0))
-        topic = np.repeat(np.arange(topics), clients)
-        at = RNG.normal(0, 9, (len(topic), 2))
-        found = summarise(topic, at, np.zeros(len(topic)), topics, (np.zeros(2), 0.0))
-        columns = msgspec.structs.replace(
-            made.topics,
-            producer_at=found.centre.astype("<f4").tobytes(),
-            producers=found.count.astype("<u4").tobytes(),
-        )
+        many = np.full(topics, clients, "<u4").tobytes()
+        columns = msgspec.structs.replace(made.topics, producers=many, consumers=many)
         return len(pack(msgspec.structs.replace(made, topics=columns)))
 
     assert size(100, 1) == size(100, 500)
-    assert size(1000, 1) - size(100, 1) == pytest.approx(900 * (40 + 2 * 8 + 19), abs=40)
+    assert size(1000, 1) - size(100, 1) == pytest.approx(900 * (48 + 19), abs=40)
 
 
 def test_a_record_survives_the_wire() -> None:
     made = record("a", 7, {"t1": 3.5, "t2": 4.5}, draining=True)
     back = unpack(pack(made))
     assert back == made
-    assert back.topics.column("worst").tolist() == [3.5, 4.5]
-    assert back.topics.column("producer_at").shape == (2, 2)
+    assert back.topics.column("producer_access").tolist() == [3.5, 4.5]
 
 
 def test_bad_records_are_refused() -> None:
@@ -136,10 +129,10 @@ def test_bad_records_are_refused() -> None:
 
     nan = np.array([np.nan], "<f4").tobytes()
     bad = [
-        with_column("worst", nan),
-        with_column("worst", b""),
+        with_column("producer_access", nan),
+        with_column("producer_access", b""),
+        with_column("deliver_ms", np.array([1e6], "<f4").tobytes()),
         with_column("rate_in", np.array([-1.0], "<f4").tobytes()),
-        with_column("producer_at", nan + nan),
         msgspec.structs.replace(good, height=float("nan")),
         msgspec.structs.replace(good, load=(float("inf"), 0.0, 0.0, 0.0, 0.0)),
         msgspec.structs.replace(good, position=()),
@@ -202,7 +195,13 @@ def test_tables_join_the_directory_with_what_homes_say() -> None:
     assert sites.capacity[0].tolist() == [4.0, 8e9, 1e8, 1e11, 1.5e6]
     assert topics.names.tolist() == ["new", "x", "y", "z"]
     assert topics.measured.tolist() == [False, True, True, False]
-    assert topics.worst.tolist() == [0.0, 50.0, 7.0, 0.0]
+    # Of y there are clients at both: the publisher at oslo has 9 ms to its site, and both sites'
+    # lines of 0.5 ms to the home; the subscriber there has the lines. At their own site both are
+    # nearer than that.
+    assert topics.worst.tolist() == [0.0, 50.0, 9.0 + 1.0 + 1.0, 0.0]
+    assert topics.producers.tolist() == [0, 1, 2, 0]
+    assert topics.producer_radius.tolist() == pytest.approx([0.0, 50.5, 9.5, 0.0])
+    assert topics.producer_site.tolist() == [-1, 0, -1, -1]
     assert topics.home.tolist() == [0, 0, 2, 1]
     assert topics.bound.tolist() == [np.inf, np.inf, 20.0, np.inf]
     assert topics.replicas.tolist() == [[-1], [-1], [0], [-1]]

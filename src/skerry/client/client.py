@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import msgspec
 
+from skerry.client.calls import PlacementCalls
+from skerry.client.usage import UsageReporter
 from skerry.config import DUPLICATE_WINDOW, ClientSettings, check_timeout
 from skerry.coords import Coordinate, unpack
 from skerry.engine.address import Address, find_address
@@ -143,12 +145,13 @@ class _Opened:
         self.reader = Reader(self.jetstream, self.routes)
         self.topics = Topics(self.jetstream, site)
         self.writers: dict[tuple[str, Ack | None], Publisher] = {}
+        self.usage = UsageReporter(connection, self.routes)
         self.feeds = FeedKeeper(
             self.jetstream, lambda topic: Publisher(connection, self.routes, topic)
         )
 
 
-class Client:
+class Client(PlacementCalls):
     """A connection to a site that survives engine restarts.
 
     While the site is away, calls wait; after `timeout` seconds they raise `Unavailable`, and a
@@ -186,6 +189,7 @@ class Client:
         """Close the connection; publishers and subscriptions end."""
         if self._opened is not None:
             await self._opened.feeds.close()
+            await self._opened.usage.close()
             await self._opened.connection.close()
 
     @property
@@ -221,6 +225,7 @@ class Client:
         spread: str | Sequence[str] = "distributed",
         ack: Ack = "home",
         on_partition: OnPartition = "stop",
+        latency: float | None = None,
     ) -> Topic:
         """Create a topic, or find it if it exists with the same settings; see `TopicSettings`.
 
@@ -238,6 +243,7 @@ class Client:
             spread=spread if isinstance(spread, str) else ",".join(spread),
             ack=ack,
             on_partition=on_partition,
+            latency=latency,
         ).check()
         request = TopicRequest(check_topic(name), msgspec.to_builtins(settings))
         return msgspec.json.decode(await self._ask("open.topic.create", request), type=Topic)

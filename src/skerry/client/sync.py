@@ -124,6 +124,7 @@ class SyncClient:
         spread: str | Sequence[str] = "distributed",
         ack: Ack = "home",
         on_partition: OnPartition = "stop",
+        latency: float | None = None,
     ) -> Topic:
         """Create a topic, or find it if it exists with the same settings."""
         return self._loop.run(
@@ -140,6 +141,7 @@ class SyncClient:
                 spread=spread,
                 ack=ack,
                 on_partition=on_partition,
+                latency=latency,
             )
         )
 

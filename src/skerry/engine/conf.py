@@ -45,6 +45,12 @@ LINK_API = (
 )  # fmt: skip
 """What of a site's JetStream API its peers use: to follow its logs, and to write to the store."""
 
+OWN_SUBJECTS = tuple(
+    f"{prefix}.placement{rest}" for prefix in ("s.*.*", "o.*", "p") for rest in ("", ".>")
+)
+"""Every subject that an event of a topic below `placement` can be written on. Only agents may: what
+is written there decides where topics live."""
+
 LINK_RECONNECT = "500ms"
 """Before the engine dials a lost link again. Longer than a publisher needs to notice that what it
 sent was lost, see `skerry.log.append`."""
@@ -98,14 +104,20 @@ def rights(site: str, user: str, in_fabric: bool = False) -> dict[str, Any] | No
         if in_fabric:
             write = ["s.>", f"o.{site}.>", "_sk.*.open.>", "$JS.*.API.DIRECT.GET.*"]
         return {
-            "publish": {"allow": [*write, f"_sk.{site}.open.>", "$JS.ACK.>", *api]},
+            "publish": {
+                "allow": [*write, f"_sk.{site}.open.>", "$JS.ACK.>", *api],
+                "deny": list(OWN_SUBJECTS),
+            },
             "subscribe": {
                 "allow": [inbox, "t.>", "f.>", f"_sk.{site}.news.>", f"_sk.{site}.query.>"]
             },
         }
     if user == "plain":
         return {
-            "publish": {"allow": [f"o.{site}.>" if in_fabric else f"s.{site}.>", "q.in.*"]},
+            "publish": {
+                "allow": [f"o.{site}.>" if in_fabric else f"s.{site}.>", "q.in.*"],
+                "deny": list(OWN_SUBJECTS),
+            },
             # MQTT's `t/#` takes in the level above: the engine asks for `t` as well.
             "subscribe": {
                 "allow": ["t", "t.>", "f.>", "q.out.*", "_INBOX.>"],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol, cast
 
@@ -66,7 +67,11 @@ class Link(asyncio.Protocol):
         self.transport: asyncio.Transport
         self._owner = owner
         self._loop = loop
+        self.trips: deque[float] = deque(maxlen=8)
+        """Seconds that the last pings took, there and back."""
         self._asked: float | None = None
+        self._pings: deque[float] = deque()
+        """When those were sent that are not answered yet."""
         self._error: Exception | None = None
         self._out: list[bytes] = []
         self._out_bytes = 0
@@ -114,8 +119,13 @@ class Link(asyncio.Protocol):
             return False
         if self._asked is None:
             self._asked = now
-            self.write(b"PING\r\n")
+            self.ping()
         return now - self._asked >= 2 * interval
+
+    def ping(self, before: bytes = b"") -> None:
+        """Ask for a sign of life; how long it takes is noted in `trips`."""
+        self._pings.append(self._loop.time())
+        self.write(before + b"PING\r\n")
 
     def write(self, frame: bytes) -> None:
         self._out.append(frame)
@@ -206,6 +216,8 @@ class Link(asyncio.Protocol):
         if line == b"PING":
             self.write(b"PONG\r\n")
         elif line == b"PONG":
+            if self._pings:
+                self.trips.append(self._loop.time() - self._pings.popleft())
             if not self.welcome.done():
                 self.welcome.set_result(None)
         elif line.startswith(b"INFO "):

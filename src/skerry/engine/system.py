@@ -61,6 +61,15 @@ class _SubszAnswer(msgspec.Struct):
     data: _Subsz
 
 
+class _Varz(msgspec.Struct):
+    in_bytes: int = 0
+    out_bytes: int = 0
+
+
+class _VarzAnswer(msgspec.Struct):
+    data: _Varz
+
+
 class _Problem(msgspec.Struct):
     description: str = ""
 
@@ -121,6 +130,11 @@ class System:
         """The subjects that clients of this site subscribe to, and services of the engine."""
         found = await self._subscriptions({"subscriptions": True, "limit": MANY})
         return {subscription.subject for subscription in found.subscriptions_list}
+
+    async def traffic(self) -> int:
+        """Bytes of messages that the engine took in and sent since it started."""
+        found = msgspec.json.decode(await self._ask("PING.VARZ"), type=_VarzAnswer).data
+        return found.in_bytes + found.out_bytes
 
     async def _subscriptions(self, how: dict[str, object]) -> _Subsz:
         body = msgspec.json.encode({"account": self._account, **how})

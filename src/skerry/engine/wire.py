@@ -27,6 +27,7 @@ from skerry.engine.address import Address
 from skerry.engine.link import Down, Handler, Link, Run, denied
 from skerry.errors import AccessDenied, EngineUnfit, SkerryError, Unavailable
 from skerry.model.event import status_of
+from skerry.model.placement import TopicUse
 
 log = logging.getLogger("skerry.wire")
 
@@ -67,6 +68,11 @@ class Listener:
 
     def on_tick(self, now: float) -> None:
         """About a second has passed."""
+
+    def used(self) -> TopicUse | None:
+        """What it used of a topic of a fabric since it was last asked; None: it is not one that
+        does."""
+        return None
 
     def on_denied(self, subject: str, error: AccessDenied) -> None:
         """The engine refused a message to `subject`."""
@@ -155,6 +161,20 @@ class Connection:
     def is_up(self) -> bool:
         """Whether a message written now goes out."""
         return self._link is not None
+
+    @property
+    def rtt(self) -> float | None:
+        """Seconds to the engine and back: the least of the last pings, the nearest to the truth."""
+        return min(self._link.trips, default=None) if self._link is not None else None
+
+    def ping(self) -> None:
+        """Measure `rtt` anew."""
+        if self._link is not None:
+            self._link.ping()
+
+    def used(self) -> list[TopicUse]:
+        """What all listeners used of topics since they were last asked."""
+        return [use for each in list(self._listeners) if (use := each.used()) is not None]
 
     def now(self) -> float:
         """The event loop's clock, in seconds."""
@@ -374,7 +394,7 @@ class Connection:
                 for sid, (subject, handler, run) in self._subscriptions.items():
                     moved = self._moved(subject, address)
                     lines.append(link.route(sid, moved, handler, run))
-                transport.write(b"".join([*lines, b"PING\r\n"]))
+                link.ping(b"".join(lines))
                 await link.welcome
             except BaseException:
                 transport.abort()

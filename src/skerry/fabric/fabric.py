@@ -83,7 +83,7 @@ class Fabric(Listener):
         self._jetstream = JetStream(connection)
         self._peers = Peers(connection)
         self.store = Store(self._jetstream, self.site, membership.coordination)
-        operator = System(system, ACCOUNT)
+        self.operator = operator = System(system, ACCOUNT)
         self.links = Links(connection, operator, settings, folder, ports, membership, self)
         self.copies = Copies(
             self._jetstream, self.site, membership.id, self.store, self.links, self._peers,

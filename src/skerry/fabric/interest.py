@@ -112,6 +112,11 @@ class Interest:
         """Begin to look."""
         self._tasks.spawn(self._keep())
 
+    @property
+    def wanted(self) -> set[str]:
+        """The topics that plain clients of this site subscribe to."""
+        return self._wanted
+
     async def close(self) -> None:
         """Stop; copies stay."""
         await self._tasks.close()

@@ -42,6 +42,7 @@ from skerry.model.fabric import (
     up_key,
 )
 from skerry.model.names import check_topic, stream_of
+from skerry.model.placement import pin_key
 from skerry.model.promotion import State, elect, next_epoch
 from skerry.model.topic import TopicSettings
 
@@ -210,6 +211,9 @@ class Leader:
         entry = self._entry(name)
         await self._store.put(f"gone.{entry.stream}", entry.epoch)
         await self._store.delete(topic_key(name))
+        if self._store.revision(pin_key(name)):
+            with contextlib.suppress(SkerryError):
+                await self._store.delete(pin_key(name))
         for key in self._store.all(f"sub.{entry.stream}.", object):
             with contextlib.suppress(SkerryError):
                 await self._store.delete(f"sub.{entry.stream}.{key}")
@@ -221,6 +225,11 @@ class Leader:
         lock = self._moving.setdefault(request.name, asyncio.Lock())
         async with lock:
             entry = self._entry(request.name)
+            if request.epoch not in (None, entry.epoch):
+                raise MoveFailed(
+                    f"{entry.name} was moved or changed meanwhile: it is in epoch {entry.epoch} at "
+                    f"{entry.home}"
+                )
             to = request.to or entry.home
             record = self._check_site(to)
             members = members_after(entry.members, to, request.members)

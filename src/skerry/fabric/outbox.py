@@ -73,6 +73,9 @@ class Outbox:
         self._forwards: dict[tuple[str, str], float] = {}
         """Outboxes that this hub takes into its own: topic and site, and until when."""
         self._unknown: dict[str, float] = {}
+        self.seen: dict[str, float] = {}
+        """Topics, and when the outbox last held events of them: who publishes through it is no
+        client that tells."""
         self._last = -1
         self._config: dict[str, Any] = {}
         self._tasks = Tasks("the outbox")
@@ -125,6 +128,7 @@ class Outbox:
                     continue
                 self._last = last
                 for entry in (await self._waiting()).values():
+                    self.seen[entry.name] = now
                     await self._ask_home(entry, now)
                     if tidy:
                         await self._tidy(entry)

@@ -30,6 +30,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from collections import deque
 from collections.abc import Mapping
 from typing import Self
 
@@ -62,6 +63,7 @@ from skerry.log.topics import unknown_topic
 from skerry.model.event import check_id, extra_headers
 from skerry.model.fabric import TopicEntry
 from skerry.model.names import check_topic
+from skerry.model.placement import TopicUse
 from skerry.model.topic import Ack
 
 LINGER = 10.0
@@ -75,6 +77,10 @@ the round trip, and between these. A link is dialled again after 0.5 s."""
 RETRY_FIRST = 0.002
 RETRY_MOST = 0.1
 """Seconds before the oldest event is tried again when nobody took it."""
+
+TRIPS = 64
+"""Acknowledgements of which it is remembered how long they took, until somebody asks: of events
+that were sent while none was in flight, so that none waited behind another."""
 
 
 class Publisher(Listener):
@@ -144,6 +150,12 @@ class Publisher(Listener):
         self._suspect = SUSPECT
         self._probe_sent = 0.0
         self._generation = 0
+        self._stored = 0
+        self._stored_bytes = 0
+        """What was acknowledged since `used` was asked, frames included."""
+        self._timed = False
+        """Whether `_progressed` is when the only event in flight was sent."""
+        self._trips: deque[float] = deque(maxlen=TRIPS)
         self._head = b"NATS/1.0\r\nNats-Msg-Id:%b-" % self._name
         self._head_size = len(self._head) + 4
         self._large = connection.info.max_payload
@@ -219,6 +231,7 @@ class Publisher(Listener):
         in_flight = self._in_flight
         if not in_flight and self._entry is not None:
             self._progressed = self._loop.time()
+            self._timed = True
             if self._watch is None:
                 self._watch = self._loop.call_later(LOOK, self._look)
         in_flight[number] = (ack, frame, connection.clock, topic)
@@ -347,6 +360,7 @@ class Publisher(Listener):
             for number, (ack, frame, when, topic) in self._in_flight.items()
         }
         self._holding = True
+        self._timed = False  # what is sent again says nothing of the way
         self._progressed = self._loop.time()
         if self._recalling is None:
             self._probe()
@@ -420,7 +434,7 @@ class Publisher(Listener):
             )
         match, take = self._pattern.match, self._in_flight.pop
         alone = self._entry is None
-        taken = 0
+        taken, waiting = 0, self._bytes
         while (found := match(data, position)) is not None:
             position = found.end()
             number = int(found[1])
@@ -432,6 +446,8 @@ class Publisher(Listener):
                     self._acknowledged(number, int(found[2]), entry)
                 elif not entry[0].done():
                     entry[0].set_result(int(found[2]))
+        self._stored += taken
+        self._stored_bytes += waiting - self._bytes
         if taken and not alone:
             self._progress()
         self._make_room()
@@ -456,6 +472,8 @@ class Publisher(Listener):
             if not entry[0].done():
                 entry[0].set_result(int(match.group(1)))
         else:
+            self._stored += 1
+            self._stored_bytes += len(entry[1])
             self._acknowledged(number, int(match.group(1)), entry)
             self._progress()
         self._make_room()
@@ -475,7 +493,11 @@ class Publisher(Listener):
 
     def _progress(self) -> None:
         """Acknowledgements came in."""
-        self._progressed = self._loop.time()
+        now = self._loop.time()
+        if self._timed:
+            self._timed = False
+            self._trips.append(now - self._progressed)
+        self._progressed = now
         self._confirm()
         if self._holding:
             self._go_on()
@@ -531,6 +553,17 @@ class Publisher(Listener):
         self._is_full = False
         self._has_room.set()
         self._idle.set()
+
+    def used(self) -> TopicUse | None:
+        """What was published since this was last asked."""
+        if self._entry is None:
+            return None
+        stored, size, trips = self._stored, self._stored_bytes, sorted(self._trips)
+        self._stored = self._stored_bytes = 0
+        self._trips.clear()
+        # The own site's outbox says nothing of the way to the home.
+        trip = trips[len(trips) // 2] if trips and self._level != "outbox" else 0.0
+        return TopicUse(self._entry.name, stored > 0, 0, stored, size, publish_s=trip)
 
     # Listener
 

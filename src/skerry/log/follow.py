@@ -8,6 +8,7 @@ sure of a consumer, which the kinds do differently, and pulls again.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -27,7 +28,12 @@ from skerry.errors import (
 )
 from skerry.log.topics import unknown_topic
 from skerry.model.event import Event
-from skerry.model.names import stored_subject, stream_of
+from skerry.model.names import stored_subject, stream_of, topic_of_stream
+from skerry.model.placement import TopicUse
+
+LAGS = 256
+"""Batches of which it is remembered how long their events took, until somebody asks."""
+LEAST_LAG = 1e-6
 
 
 class Start:
@@ -85,6 +91,9 @@ class Subscription(Listener):
         self._held: deque[Event] = deque()
         self._mean = 0.0
         """Bytes of an event, from what came lately; it falls slowly and rises at once."""
+        self._delivered = 0
+        self._lags: deque[float] = deque(maxlen=LAGS)
+        """Seconds that some of the events took from when the home stored them until they came."""
         self._waiter: asyncio.Future[None] | None = None
         self._error: SkerryError | None = None
         self._closed = False
@@ -182,10 +191,17 @@ class Subscription(Listener):
         """Whether no more events are to be handed out."""
         return False
 
+    def _is_bounded(self) -> bool:
+        """Whether it only reads what there is."""
+        return False
+
     # What they share
 
     def _hold(self, events: list[Event], size: int) -> None:
         self._held.extend(events)
+        self._delivered += len(events)
+        if self.pending <= len(events):  # who reads what was stored earlier measures nothing
+            self._lags.append(time.time() - events[-1].timestamp_ns / 1e9)
         self._mean = max(size / len(events), self._mean * 0.9)
         self._ask()
         if self._waiter is not None:
@@ -271,6 +287,20 @@ class Subscription(Listener):
     def _filters(self) -> list[str]:
         subject = stored_subject(self.topic)
         return [] if self._whole else [subject, f"{subject}.>"]
+
+    def used(self) -> TopicUse | None:
+        """What was delivered since this was last asked."""
+        name = topic_of_stream(self._stream)
+        if name is None or self._settle is None or self._is_bounded():
+            return None
+        lags = sorted(self._lags)
+        delivered, self._delivered = self._delivered, 0
+        self._lags.clear()
+        use = TopicUse(name, False, 1, delivered=delivered)
+        if lags:  # clocks differ: nothing arrives before it was sent
+            use.deliver_s = max(lags[len(lags) // 2], LEAST_LAG)
+            use.deliver_most_s = max(lags[-1], LEAST_LAG)
+        return use
 
     # Listener
 

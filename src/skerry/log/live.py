@@ -74,6 +74,9 @@ class LiveSubscription(Subscription):
     def _is_over(self) -> bool:
         return self._bounded and not self.pending and not self._held_back
 
+    def _is_bounded(self) -> bool:
+        return self._bounded
+
     def on_down(self) -> None:
         """The connection is lost, and with it what was under way. What the consumer still sends to
         the next connection begins behind that."""

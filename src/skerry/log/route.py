@@ -186,6 +186,11 @@ class Routes(Listener):
 
         self._sid = self._connection.subscribe(prefix + "topic.>", on_news)
 
+    async def read(self, key: str) -> bytes | None:
+        """The value of a key of the store, as the client's site has it."""
+        found = await self._read(key)
+        return None if found is None else found[1]
+
     async def _read(self, key: str) -> tuple[int, bytes] | None:
         """The newest value in the copy of the store at the client's site."""
         reply = await self._jetstream.ask(

@@ -51,7 +51,7 @@ def delivery(name: str, home: str, deliver_plain: bool) -> dict[str, str] | None
     return PLAIN_DELIVERY if deliver_plain else None
 
 
-_OF_FABRICS = ("replicas", "prefer", "spread", "ack", "on_partition")
+_OF_FABRICS = ("replicas", "prefer", "spread", "ack", "on_partition", "latency")
 _SETTLED = ("subjects", "republish")
 _DURABILITY = "skerry.durability"
 _HOME = "skerry.home"
@@ -162,7 +162,7 @@ def _check_alone(settings: TopicSettings) -> None:
     usual = TopicSettings()
     if any(getattr(settings, name) != getattr(usual, name) for name in _OF_FABRICS):
         raise NotInFabric(
-            "replicas, homes elsewhere and other levels of acknowledgement need a fabric",
+            "replicas, homes elsewhere, latency bounds and levels of acknowledgement need a fabric",
             "Begin one with `skerry fabric init`, and let sites join it.",
         )
 

@@ -107,6 +107,8 @@ class MoveRequest(msgspec.Struct):
     name: str
     to: str | None = None
     members: list[str] | None = None
+    epoch: int | None = None
+    """Only if the topic is still in this epoch."""
 
 
 class SiteName(msgspec.Struct):

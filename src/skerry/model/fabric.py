@@ -9,6 +9,8 @@
     sub.<stream>.<name>    where a durable subscription is read, and how far
     token.<id>             a join token that was used
     gone.<stream>          the last epoch of a topic that was deleted
+    pin.<stream>           a topic that placement leaves where it is
+    placement.settings     how placement runs, once it is used
 
 No record holds a secret: links are opened with key pairs, and only public keys are written down.
 """

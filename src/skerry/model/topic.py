@@ -56,6 +56,9 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     on_partition: OnPartition = "stop"
     """What a home with replicas does when it loses the coordination site: `stop` taking events, or
     `continue`; what it took alone is added at the end of the log when it is back."""
+    latency: float | None = None
+    """Seconds that an event may take from any publisher to any subscriber: placement finds a home
+    that keeps to it; see `docs/placement.md`. None: no bound."""
 
     def check(self) -> TopicSettings:
         """Return self if every value is in range; else raise `BadSetting`."""
@@ -77,6 +80,10 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise BadSetting(
                 f"max_age is {MIN_AGE:.0f} seconds or more, not {self.max_age!r}",
                 "For shorter-lived events publish them with a lifespan.",
+            )
+        if self.latency is not None and not 0.001 <= self.latency <= 60:
+            raise BadSetting(
+                f"a latency bound is 1 ms to 60 s, not {self.latency:g} s", "Write it as 40ms."
             )
         if self.durability not in ("process", "power"):
             raise BadSetting(f"durability is 'process' or 'power', not {self.durability!r}")

@@ -22,7 +22,8 @@ _KINDS = {
     "producer_at": "f4", "consumer_at": "f4", "producer_radius": "f4", "consumer_radius": "f4",
     "rate_in": "f8", "rate_out": "f8", "event_bytes": "f8", "stored_bytes": "f8",
     "replicas": "i4", "wanted": "i4", "colocated": "?", "power": "?", "pinned": "?",
-    "measured": "?", "moved_at": "f8", "moving_to": "i4",
+    "measured": "?", "moved_at": "f8", "moving_to": "i4", "producer_site": "i4",
+    "consumer_site": "i4",
 }  # fmt: skip
 PACKED = ("producer_at", "consumer_at", "replicas")
 

@@ -55,6 +55,7 @@ class _Run:
     ) -> None:
         self.site = candidates.site.copy()
         self.best = candidates.ms.copy()
+        self.choices = candidates.choices
         self.needs = needs
         self.load = load
         self.fill = fill
@@ -108,7 +109,7 @@ class _Run:
         again = open_list & (self.needs[rows] <= spare.max(axis=0, initial=-1.0)).all(axis=1)
         if again.any():
             ask = rows[again]
-            found = self.rerank(ask, Demand(self.needs[ask], spare))
+            found = self.rerank(ask, Demand(self.needs[ask], spare, self.choices[ask]))
             self.site[ask], self.best[ask] = found.site, found.ms
             site[again], which[again] = found.site[:, 0], 0
         return site, which

@@ -4,36 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
+from skerry.model.placement import Move, Stay
 from skerry.placement.load import UNITS, room
 from skerry.placement.policy import Plan
 from skerry.placement.select import Cause, Hindrance
 from skerry.placement.settings import RESOURCES, PolicySettings
 from skerry.placement.tables import Sites, Topics
-
-
-class Move(msgspec.Struct, frozen=True, kw_only=True):
-    """One topic's way, with its reason."""
-
-    topic: str
-    source: str
-    target: str
-    """The same as `source` where only replicas change."""
-    replicas: tuple[str, ...]
-    cause: str
-    """`drain`, `latency`, `overload` or `replica`."""
-    reason: str
-
-
-class Stay(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic that should move and does not."""
-
-    topic: str
-    home: str
-    cause: str
-    hindrance: str
-    reason: str
 
 
 def moves(plan: Plan, topics: Topics, sites: Sites, settings: PolicySettings) -> Iterator[Move]:
@@ -127,7 +103,7 @@ class _Teller:
         if hindrance is Hindrance.COOLING:
             moved = now - float(self.topics.moved_at[row])
             left = self.settings.cool_down - moved
-            return f"it moved {moved:.0f} s ago and stays for {left:.0f} s more"
+            return f"it moved, or could not, {moved:.0f} s ago and stays for {left:.0f} s more"
         if hindrance is Hindrance.MOVING:
             return f"it is on its way to {self.site(int(self.topics.moving_to[row]))}"
         return {

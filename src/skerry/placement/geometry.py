@@ -32,10 +32,13 @@ _CHUNK = 8192
 
 class Geometry(msgspec.Struct, frozen=True):
     """Topics in ticks. A cell of the matrix is |p - b| + |c - b| + 2 h(b); W(t, b) is `scale` times
-    the cell plus `radius`."""
+    the cell plus `radius`. Where all publishers, or all subscribers, are behind the site b itself,
+    2 h(b) is taken off the cell for each: once for the site, and once out of the radius."""
 
     producer: Array
     consumer: Array
+    producer_site: Array
+    consumer_site: Array
     radius: Array
     """float64, ms."""
     scale: Array
@@ -52,7 +55,7 @@ class Geometry(msgspec.Struct, frozen=True):
         """W(t, b) of cells, (rows, any): milliseconds in float32."""
         scale, radius = self.scale[rows, None], self.radius[rows, None]
         found: Array = ((cell * scale).astype(np.float64) / TICKS + radius).astype(np.float32)
-        return found
+        return np.maximum(found, np.float32(0.0), out=found)  # heights are rounded, radii are not
 
 
 def geometry(topics: Topics, sites: Sites, settings: PolicySettings, cause: Array) -> Geometry:
@@ -61,6 +64,7 @@ def geometry(topics: Topics, sites: Sites, settings: PolicySettings, cause: Arra
     publishes = (topics.producers > 0) & topics.measured
     subscribes = (topics.consumers > 0) & topics.measured
     producer, consumer = topics.producer_at, topics.consumer_at
+    behind = topics.producer_site, topics.consumer_site
     radius = topics.producer_radius.astype(np.float64) + topics.consumer_radius
     scale = np.ones(len(topics), np.float32)
     both = publishes & subscribes
@@ -70,10 +74,17 @@ def geometry(topics: Topics, sites: Sites, settings: PolicySettings, cause: Arra
         consumer[~subscribes] = producer[~subscribes]
         none = ~publishes & ~subscribes
         producer[none] = consumer[none] = sites.position[topics.home[none]]
+        behind = (
+            np.where(publishes, behind[0], np.where(subscribes, behind[1], -1)),
+            np.where(subscribes, behind[1], np.where(publishes, behind[0], -1)),
+        )
         scale[~both] = 0.5
         radius -= np.where(publishes, 0.0, topics.producer_radius)
         radius -= np.where(subscribes, 0.0, topics.consumer_radius)
     home = _cells(producer, consumer, topics.home, sites)
+    for site in behind:
+        at_home = site == topics.home
+        home[at_home] -= 2.0 * ticks(sites.height[topics.home[at_home]])
     limit = _largest_cell(topics.bound * (1.0 - settings.margin), radius, scale)
     accept = limit
     if settings.when_infeasible == "least_bad":
@@ -85,8 +96,9 @@ def geometry(topics: Topics, sites: Sites, settings: PolicySettings, cause: Arra
     cost = topics.stored_bytes / 1e9 * settings.move_cost_ms_per_gb
     cost = np.minimum(cost, settings.move_cost_max_ms) * TICKS / scale
     return Geometry(
-        producer, consumer, radius, scale, limit, accept, home, np.rint(cost).astype(np.float32)
-    )
+        producer, consumer, *behind, radius, scale, limit, accept, home,
+        np.rint(cost).astype(np.float32),
+    )  # fmt: skip
 
 
 def _largest_cell(ms: Array, radius: Array, scale: Array) -> Array:

@@ -16,12 +16,12 @@ import msgspec
 import numpy as np
 
 from skerry.errors import BadSetting
+from skerry.model.placement import PERIOD
+from skerry.placement.clients import summarise
 from skerry.placement.records import SiteRecord, check_record
 from skerry.placement.settings import RATE_CAPACITY, RESOURCES
 from skerry.placement.tables import NAMES, Array, Sites, Topics
 
-PERIOD = 5.0
-"""Seconds between records of a site; ePulsar's value."""
 STALE = 3 * PERIOD
 """Seconds. Two records may be lost without effect."""
 
@@ -83,19 +83,48 @@ class Monitor:
         self.newest.pop(site, None)
 
 
+class Groups(msgspec.Struct, frozen=True):
+    """Who uses topics, by sites: a row for each topic and site that has clients of it."""
+
+    topic: Array
+    """Row in the table of topics."""
+    site: Array
+    """Row in the table of sites."""
+    producers: Array
+    consumers: Array
+    producer_access: Array
+    """ms one way."""
+    consumer_access: Array
+    publish_ms: Array
+    """As measured; 0: nothing was."""
+    deliver_ms: Array
+    deliver_most_ms: Array
+
+
 def tables(
     monitor: Monitor, entries: Iterable[TopicEntry], now: float, stale: float = STALE
 ) -> tuple[Topics, Sites]:
-    """The tables at `now`. What a site says of a topic counts only if it is the topic's home by the
-    directory: after a move the old home's last record says nothing about the new one. Until its own
-    does, the topic is not `measured`. Sites that are named and have not reported are down."""
+    """The tables at `now`. Rates and sizes are what a topic's home by the directory says: after a
+    move the old home's last record says nothing about the new one, and until its own does, the
+    topic is not `measured`. Clients are those of all sites whose records are fresh. Sites that are
+    named and have not reported are down."""
+    topics, sites, _ = whole_tables(monitor, entries, now, stale)
+    return topics, sites
+
+
+def whole_tables(
+    monitor: Monitor, entries: Iterable[TopicEntry], now: float, stale: float = STALE
+) -> tuple[Topics, Sites, Groups]:
+    """The same, and what the columns about clients were made of."""
     listed = sorted(entries, key=lambda entry: entry.name)
     named = {site for entry in listed for site in (entry.home, *entry.replicas)}
     named |= {entry.moving_to for entry in listed if entry.moving_to is not None}
     names = sorted(named | set(monitor.newest))
     row_of = {name: row for row, name in enumerate(names)}
     sites = _sites(monitor, names, now, stale)
-    return _topics(monitor, listed, row_of, sites), sites
+    groups = _groups(monitor, {entry.name: n for n, entry in enumerate(listed)}, row_of, sites)
+    topics = _topics(monitor, listed, row_of, sites)
+    return _with_clients(topics, sites, groups), sites, groups
 
 
 def _sites(monitor: Monitor, names: Sequence[str], now: float, stale: float) -> Sites:
@@ -166,22 +195,81 @@ def _topics(
         moved_at=column((-np.inf if e.moved_at is None else e.moved_at for e in entries), "f8"),
         moving_to=column((row_of[e.moving_to] if e.moving_to else -1 for e in entries), "i4"),
     )
-    at_home = {(entry.name, entry.home): row for row, entry in enumerate(entries)}
+    at_home: dict[str, dict[str, int]] = {}
+    for row, entry in enumerate(entries):
+        at_home.setdefault(entry.home, {})[entry.name] = row
     for name, (record, _) in monitor.newest.items():
         if sites.up[row_of[name]]:
-            _measure(made, record, at_home)
+            _measure(made, record, at_home.get(name, {}))
     return made
 
 
-def _measure(topics: Topics, record: SiteRecord, at_home: dict[tuple[str, str], int]) -> None:
+def _measure(topics: Topics, record: SiteRecord, at_home: dict[str, int]) -> None:
     """Fill in what a site says of the topics that are at home there."""
-    rows = np.fromiter(
-        (at_home.get((name, record.site), -1) for name in record.topics.names),
-        "i8", len(record.topics.names),
-    )  # fmt: skip
+    rows = _rows(record, at_home)
     here = rows >= 0
-    if not here.any():
-        return
-    for name in record.topics.__struct_fields__[1:]:
+    for name in ("rate_in", "rate_out", "event_bytes", "stored_bytes"):
         getattr(topics, name)[rows[here]] = record.topics.column(name)[here]
     topics.measured[rows[here]] = True
+
+
+def _rows(record: SiteRecord, row_of: dict[str, int]) -> Array:
+    names = record.topics.names
+    return np.fromiter((row_of.get(name, -1) for name in names), "i8", len(names))
+
+
+def _groups(
+    monitor: Monitor, topic_of: dict[str, int], row_of: dict[str, int], sites: Sites
+) -> Groups:
+    fields = Groups.__struct_fields__[2:]
+    parts: dict[str, list[Array]] = {name: [] for name in Groups.__struct_fields__}
+    for name, (record, _) in sorted(monitor.newest.items()):
+        columns = record.topics
+        rows = _rows(record, topic_of)
+        used = (columns.column("producers") > 0) | (columns.column("consumers") > 0)
+        some = used & (rows >= 0) & sites.up[row_of[name]]
+        parts["topic"].append(rows[some])
+        parts["site"].append(np.full(int(some.sum()), row_of[name]))
+        for field in fields:
+            parts[field].append(columns.column(field)[some])
+    empty = {name: np.zeros(0, "i8" if name in ("topic", "site") else "f4") for name in parts}
+    return Groups(**{n: np.concatenate(found) if found else empty[n] for n, found in parts.items()})
+
+
+def _with_clients(topics: Topics, sites: Sites, groups: Groups) -> Topics:
+    """Put the groups of each topic together: a centre, a radius, and the worst case at its home,
+    which is exact, for the groups are few."""
+    columns: dict[str, Array] = {}
+    worst = np.zeros(len(topics))
+    for kind in ("producer", "consumer"):
+        number = getattr(groups, f"{kind}s")
+        some = number > 0
+        topic, site = groups.topic[some], groups.site[some]
+        access = getattr(groups, f"{kind}_access")[some].astype(np.float64)
+        found = summarise(
+            topic, sites.position[site], sites.height[site] + access, len(topics),
+            (np.zeros(sites.position.shape[1]), 0.0),
+        )  # fmt: skip
+        total = np.zeros(len(topics), np.int64)
+        np.add.at(total, topic, number[some].astype(np.int64))
+        only = np.full(len(topics), -1, np.int32)
+        only[topic] = site
+        only[found.count != 1] = -1
+        farthest = np.zeros(len(topics))
+        np.maximum.at(farthest, topic, access + between(sites, site, topics.home[topic]))
+        worst += farthest
+        columns |= {
+            f"{kind}s": np.minimum(total, np.iinfo(np.int32).max).astype(np.int32),
+            f"{kind}_at": found.centre,
+            f"{kind}_radius": found.radius,
+            f"{kind}_site": only,
+        }
+    return msgspec.structs.replace(topics, worst=worst, **columns)
+
+
+def between(sites: Sites, one: Array, other: Array) -> Array:
+    """ms one way between rows of sites; 0 from a site to itself, whatever its height."""
+    gap = sites.position[one].astype(np.float64) - sites.position[other]
+    way = np.sqrt((gap * gap).sum(axis=1)) + sites.height[one] + sites.height[other]
+    found: Array = np.where(one == other, 0.0, way)
+    return found

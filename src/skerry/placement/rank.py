@@ -52,6 +52,9 @@ class Demand(msgspec.Struct, frozen=True):
     """(rows, resources)"""
     spare: Array
     """(sites, resources)"""
+    choices: Array
+    """How many sites are feasible for each, with room or without: whether a copy brings a site
+    nearer depends on that."""
 
 
 class Ranker(Protocol):
@@ -182,6 +185,11 @@ class _Mill:
         np.add(cells, other, out=cells)
         np.add(cells, columns.height, out=cells)
         each = np.arange(size)
+        for behind in (shape.producer_site[rows], shape.consumer_site[rows]):
+            column = columns.of[behind]
+            mine = column >= 0
+            if mine.any():
+                cells[each[mine], column[mine]] -= columns.height[column[mine]]
         home = columns.of[topics.home[rows]]
         cells[each[home >= 0], home[home >= 0]] = np.inf
         if self.demand is not None:
@@ -192,7 +200,8 @@ class _Mill:
         copies = before = None
         if self.ranker.copied:
             copies = columns.of[topics.replicas[rows]]
-            before = _discount(shape, rows, cells, count, copies)
+            feasible = count if self.demand is None else self.demand.choices[out]
+            before = _discount(shape, rows, cells, feasible, copies)
         first = each * cells.shape[1]
         flat = cells.reshape(-1)
         found = np.empty((KEPT, size), np.int64)

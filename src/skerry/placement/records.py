@@ -1,7 +1,11 @@
-"""What a site reports once a monitoring period: itself, and a row for each topic at home there.
+"""What a site reports once a monitoring period: itself, and a row for each topic that is at home
+there or has clients there.
 
-A topic takes the same number of bytes however many clients it has (ePulsar, sections 3.2 and 5.6):
-`8 × dimensions` bytes for the centres, 40 for the rest, and its name.
+All clients of a site share its coordinate, each behind a line of its own: so their centre is the
+site's position, and all that a row says of them is how many there are and how long the longest line
+is. A topic takes the same number of bytes however many clients it has (ePulsar, sections 3.2 and
+5.6): 48, and its name. Whoever reads the records of all sites puts the centres of all clients of a
+topic together (`skerry.placement.monitor`).
 """
 
 from __future__ import annotations
@@ -16,48 +20,55 @@ from skerry.placement.settings import RESOURCES
 from skerry.placement.tables import FURTHEST, Array
 
 _COLUMNS = {
-    "worst": "<f4",
     "producers": "<u4",
     "consumers": "<u4",
-    "producer_radius": "<f4",
-    "consumer_radius": "<f4",
+    "producer_access": "<f4",
+    "consumer_access": "<f4",
     "rate_in": "<f4",
     "rate_out": "<f4",
     "event_bytes": "<f4",
     "stored_bytes": "<f8",
-    "producer_at": "<f4",
-    "consumer_at": "<f4",
+    "publish_ms": "<f4",
+    "deliver_ms": "<f4",
+    "deliver_most_ms": "<f4",
 }
-"""Columns of a record and how their numbers are packed. The last two have a number for each
-dimension."""
-_CENTRES = ("producer_at", "consumer_at")
+"""Columns of a record and how their numbers are packed."""
+
+_TIMES = ("producer_access", "consumer_access", "publish_ms", "deliver_ms", "deliver_most_ms")
 
 
-class TopicColumns(msgspec.Struct, frozen=True, kw_only=True):
-    """Topics at home at a site: the names, and of each column the numbers one after the other. The
-    meaning of the columns is that of the same in `Topics`."""
+class TopicColumns(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Topics at a site: the names, and of each column the numbers one after the other."""
 
     names: list[str]
-    worst: bytes = b""
     producers: bytes = b""
+    """How many clients of this site publish to it."""
     consumers: bytes = b""
-    producer_radius: bytes = b""
-    consumer_radius: bytes = b""
+    producer_access: bytes = b""
+    """ms one way: the longest line from one of them to the site."""
+    consumer_access: bytes = b""
     rate_in: bytes = b""
+    """Events/s that its home stores; 0 elsewhere."""
     rate_out: bytes = b""
+    """Events/s that this site hands to clients, and its home to copies."""
     event_bytes: bytes = b""
     stored_bytes: bytes = b""
-    producer_at: bytes = b""
-    consumer_at: bytes = b""
+    publish_ms: bytes = b""
+    """Measured: half of what the slowest publisher waits for the home's acknowledgement; 0: nothing
+    was measured."""
+    deliver_ms: bytes = b""
+    """Measured: from when the home stored an event until a subscriber had it, the median of the
+    slowest subscriber. The home's clock is compared with the subscriber's: what they differ by is
+    part of it."""
+    deliver_most_ms: bytes = b""
+    """… and the longest of all."""
 
     def column(self, name: str) -> Array:
         """A column as numbers, without a copy."""
-        numbers = np.frombuffer(getattr(self, name), _COLUMNS[name])
-        rows = len(self.names)
-        return numbers.reshape(rows, numbers.size // max(rows, 1)) if name in _CENTRES else numbers
+        return np.frombuffer(getattr(self, name), _COLUMNS[name])
 
 
-class SiteRecord(msgspec.Struct, frozen=True, kw_only=True):
+class SiteRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One site at one moment."""
 
     site: str
@@ -118,14 +129,12 @@ def check_record(record: SiteRecord) -> None:
     if len(set(topics.names)) != rows:
         raise BadSetting(f"{said} names a topic twice")
     for name, kind in _COLUMNS.items():
-        width = len(record.position) if name in _CENTRES else 1
-        if len(getattr(topics, name)) != rows * width * np.dtype(kind).itemsize:
+        if len(getattr(topics, name)) != rows * np.dtype(kind).itemsize:
             raise BadSetting(f"the column {name} of {said} has not {rows} rows")
         column = topics.column(name)
         if column.dtype.kind != "f" or not column.size:
             continue
         if not np.isfinite(column).all():
             raise BadSetting(f"the column {name} of {said} holds what is no number")
-        least, most = (-FURTHEST, FURTHEST) if name in _CENTRES else (0.0, 1e15)
-        if column.min() < least or column.max() > most:
+        if column.min() < 0.0 or column.max() > (FURTHEST if name in _TIMES else 1e15):
             raise BadSetting(f"the column {name} of {said} holds a number out of range")

@@ -30,6 +30,8 @@ NAMES = np.dtypes.StringDType()
 FURTHEST = 10_000.0
 """ms. Coordinates beyond are refused, as those of round trips over 10 s are by the protocol."""
 
+_NOWHERE: Array = np.full(0, -1, np.int32)
+
 
 class Topics(msgspec.Struct, frozen=True, kw_only=True):
     """One row a topic. What a missing measurement reads is said by `measured`, never by NaN."""
@@ -40,7 +42,7 @@ class Topics(msgspec.Struct, frozen=True, kw_only=True):
     bound: Array
     """float64, ms: what an event may take from any publisher to any subscriber; inf: no bound."""
     worst: Array
-    """float64, ms: E(t), the worst case at the home, as the home computed it over all clients."""
+    """float64, ms: E(t), the worst case at the home, over all clients."""
     producers: Array
     """int32: how many publishers."""
     consumers: Array
@@ -74,6 +76,17 @@ class Topics(msgspec.Struct, frozen=True, kw_only=True):
     """float64, seconds: when it last moved; -inf: never."""
     moving_to: Array
     """int32: row of the site that it is on its way to; -1: none."""
+    producer_site: Array = _NOWHERE
+    """int32: row of the site that all publishers are behind; -1: of several sites, or not known.
+    Their way to that site is their own line to it only, without the site's height, which their
+    radius holds: a home there is nearer than by the coordinates."""
+    consumer_site: Array = _NOWHERE
+
+    def __post_init__(self) -> None:
+        """Where nobody says which site clients are behind, it is not known."""
+        for name in ("producer_site", "consumer_site"):
+            if getattr(self, name) is _NOWHERE:
+                msgspec.structs.force_setattr(self, name, np.full(len(self.home), -1, np.int32))
 
     def __len__(self) -> int:
         return len(self.home)
@@ -146,7 +159,10 @@ def check_tables(topics: Topics, sites: Sites) -> None:
         raise BadSetting(f"sites have a capacity and a load of each of {', '.join(RESOURCES)}")
     _check_range("sites.load", sites.load, 0, 1e15, sites.names)
     _check_range("sites.capacity", sites.capacity, 0, np.inf, sites.names)
-    for name, least in (("home", 0), ("replicas", -1), ("moving_to", -1)):
+    for name, least in (
+        ("home", 0), ("replicas", -1), ("moving_to", -1), ("producer_site", -1),
+        ("consumer_site", -1),
+    ):  # fmt: skip
         column = getattr(topics, name)
         if column.size and not (least <= column.min() and column.max() < len(sites)):
             raise BadSetting(f"topics.{name} names a site that is not in the table")

@@ -52,6 +52,7 @@ from skerry.model.names import (
 from skerry.model.topic import Topic, TopicSettings
 from skerry.site.disk import watch_disk
 from skerry.site.mqtt import prepare_mqtt
+from skerry.site.placement import Placement
 
 log = logging.getLogger("skerry.site")
 
@@ -81,6 +82,7 @@ class Site:
         self.ports = Ports(settings.port, settings.mqtt_port, settings.websocket_port)
         self.fabric: Fabric | None = None
         """This site's part in a fabric; None: it stands alone."""
+        self.placement: Placement | None = None
         self._external = engine
         self._token = join
         self._system: Connection | None = None
@@ -129,6 +131,8 @@ class Site:
             await self._control.close()
         if self._feeds is not None:
             await self._feeds.close()
+        if self.placement is not None:
+            await self.placement.close()
         if self.fabric is not None:
             await self.fabric.close()
         if self._system is not None:
@@ -217,7 +221,10 @@ class Site:
         if self.fabric is None:
             self._control.open()
         else:
+            self.placement = Placement(self.fabric, connection, settings)
+            self.placement.serve(self._control)
             await self.fabric.start(self._control, streams)
+            self.placement.start()
         self._feeds.start()
         self._simple.start()
         if self._engine is not None:
