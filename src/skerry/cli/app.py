@@ -22,6 +22,8 @@ from skerry.cli import (
     get,
     move,
     pipeline,
+    placement,
+    placement_explain,
     pub,
     query,
     read,
@@ -50,6 +52,9 @@ topics = typer.Typer(no_args_is_help=True, help="Create, list, change, move and 
 archives = typer.Typer(no_args_is_help=True, help="Keep topics in tables; publish from them.")
 fabrics = typer.Typer(no_args_is_help=True, help="Begin a fabric of several sites; let them join.")
 feeds = typer.Typer(no_args_is_help=True, help="Register, change, list and remove feeds.")
+placements = typer.Typer(
+    no_args_is_help=True, help="Have topics live near their clients: plan, apply, explain."
+)
 pipelines = typer.Typer(no_args_is_help=True, help="Run functions of Spark between topics.")
 site = typer.Typer(no_args_is_help=True, help="Take a site out of service, or out of the fabric.")
 
@@ -155,6 +160,14 @@ _add(app, "rtt", rtt.rtt, rtt.EXAMPLE)
 app.add_typer(site, name="site")
 _add(site, "drain", sites.drain, sites.DRAIN_EXAMPLE)
 _add(site, "remove", sites.remove, sites.REMOVE_EXAMPLE)
+app.add_typer(placements, name="placement")
+_add(placements, "plan", placement.plan, placement.PLAN_EXAMPLE)
+_add(placements, "apply", placement.apply, placement.APPLY_EXAMPLE)
+_add(placements, "auto", placement.auto, placement.AUTO_EXAMPLE)
+_add(placements, "explain", placement_explain.explain, placement_explain.EXAMPLE)
+_add(placements, "pin", placement.pin, placement.PIN_EXAMPLE)
+_add(placements, "set", placement.change, placement.SET_EXAMPLE)
+_add(placements, "status", placement.status, placement.STATUS_EXAMPLE)
 app.add_typer(pipelines, name="pipeline")
 _add(pipelines, "run", pipeline.run, pipeline.RUN_EXAMPLE)
 _add(pipelines, "deploy", pipeline.deploy, pipeline.DEPLOY_EXAMPLE)

@@ -25,12 +25,14 @@ from skerry.model.topic import MAX_REPLICAS, Ack, Durability, OnPartition, Topic
 
 CREATE_EXAMPLE = """Examples:
   skerry topic create sensors --max-age 7d --max-bytes 2GB
-  skerry topic create orders --home farm --replicas 2 --ack quorum"""
+  skerry topic create orders --home farm --replicas 2 --ack quorum
+  skerry topic create swarm --latency 40ms"""
 LIST_EXAMPLE = "Example: skerry topic list"
 SHOW_EXAMPLE = "Example: skerry topic show sensors --json"
 SET_EXAMPLE = """Examples:
   skerry topic set sensors --max-events 100000 --max-age none
-  skerry topic set orders --replicas 1 --spread lab"""
+  skerry topic set orders --replicas 1 --spread lab
+  skerry topic set swarm --latency 40ms"""
 DELETE_EXAMPLE = "Example: skerry topic delete sensors"
 
 MaxEvents = Annotated[str | None, typer.Option(metavar="N", help="Keep the newest N events.")]
@@ -99,6 +101,17 @@ Partition = Annotated[
     ),
 ]
 
+Latency = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DURATION",
+        help="What an event may take from any publisher to any subscriber, such as 40ms; see "
+        "`skerry placement`.",
+        show_default="no bound",
+        rich_help_panel=_FABRIC,
+    ),
+]
+
 
 def create(
     name: TopicName,
@@ -116,6 +129,7 @@ def create(
     spread: Spread = None,
     ack: AckLevel = None,
     on_partition: Partition = None,
+    latency: Latency = None,
     connect: Connect = None,
     timeout: Timeout = TIMEOUT,
     as_json: AsJson = False,
@@ -125,7 +139,7 @@ def create(
     When a limit is reached the oldest events age out; without one it keeps everything. Creating it
     again with the same settings changes nothing."""
     settings = _settings(max_events, max_bytes, max_age, max_event_bytes, keep_last)
-    settings |= _placement(replicas, spread, ack, on_partition)
+    settings |= _placement(replicas, spread, ack, on_partition, latency)
     if home is not None:
         settings["home"] = names(home)
     if not replicas and spread not in (None, "distributed", "colocated"):
@@ -214,6 +228,7 @@ def change(
     spread: Spread = None,
     ack: AckLevel = None,
     on_partition: Partition = None,
+    latency: Latency = None,
     connect: Connect = None,
     timeout: Timeout = TIMEOUT,
     as_json: AsJson = False,
@@ -224,7 +239,7 @@ def change(
     topic move` moves a topic now. Needs the administrator's credentials, which
     the data folder holds."""
     changes = _settings(max_events, max_bytes, max_age, max_event_bytes, keep_last)
-    changes |= _placement(replicas, spread, ack, on_partition)
+    changes |= _placement(replicas, spread, ack, on_partition, latency)
     if home is not None:
         changes["prefer"] = names(home)
     if durability is not None:
@@ -309,11 +324,18 @@ def _settings(
 
 
 def _placement(
-    replicas: int | None, spread: str | None, ack: Ack | None, on_partition: OnPartition | None
+    replicas: int | None,
+    spread: str | None,
+    ack: Ack | None,
+    on_partition: OnPartition | None,
+    latency: str | None,
 ) -> dict[str, Any]:
     """What was said of where the copies are, and what they are for."""
     given = {"replicas": replicas, "spread": spread, "ack": ack, "on_partition": on_partition}
-    return {name: value for name, value in given.items() if value is not None}
+    found: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if latency is not None:
+        found["latency"] = None if latency == "none" else parse_duration(latency)
+    return found
 
 
 def _whole(text: str) -> int:
@@ -351,6 +373,7 @@ def _place(topic: Topic) -> list[tuple[str, str]]:
         ("spread", settings.spread),
         ("acknowledged", f"at {settings.ack}"),
         ("on partition", settings.on_partition),
+        ("latency bound", show_duration(settings.latency) if settings.latency else "none"),
     ]
 
 

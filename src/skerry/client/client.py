@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import msgspec
 
-from skerry.client.calls import PlacementCalls
+from skerry.client.placement import PlacementCalls
 from skerry.client.usage import UsageReporter
 from skerry.config import DUPLICATE_WINDOW, ClientSettings, check_timeout
 from skerry.coords import Coordinate, unpack
