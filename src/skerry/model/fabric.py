@@ -105,6 +105,11 @@ class TopicEntry(msgspec.Struct, frozen=True, kw_only=True):
         return self.lineage[-1][1]
 
     @property
+    def replicas(self) -> tuple[str, ...]:
+        """The members but the home."""
+        return self.members[1:]
+
+    @property
     def stream(self) -> str:
         """The name of the topic's stream."""
         return stream_of(self.name)

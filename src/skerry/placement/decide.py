@@ -3,7 +3,8 @@ know besides the policy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import Protocol
 
 import msgspec
 
@@ -11,6 +12,7 @@ from skerry.errors import BadSetting
 from skerry.fabric.placement import named_sites
 from skerry.model.fabric import TopicEntry as Entry
 from skerry.model.placement import Move, PlacementSettings, is_placed
+from skerry.model.topic import TopicSettings
 from skerry.placement.executor import Decision
 from skerry.placement.monitor import TopicEntry
 from skerry.placement.settings import PolicySettings
@@ -29,28 +31,41 @@ def policy_settings(settings: PlacementSettings) -> PolicySettings:
         raise BadSetting(f"the settings of placement are wrong: {error}") from None
 
 
+class Placeable(Protocol):
+    """What says where a topic is: its entry in the directory, or the topic as clients see it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def home(self) -> str: ...
+    @property
+    def replicas(self) -> tuple[str, ...]: ...
+    @property
+    def settings(self) -> TopicSettings: ...
+
+
 def as_entries(
-    entries: Iterable[Entry],
-    pinned: set[str],
+    topics: Iterable[Placeable],
+    pinned: Collection[str],
     moved_at: Mapping[str, float],
     moving: Mapping[str, str],
 ) -> list[TopicEntry]:
     """What the policy has to know of the topics that it may move."""
     return [
         TopicEntry(
-            name=entry.name,
-            home=entry.home,
-            bound_ms=None if entry.settings.latency is None else entry.settings.latency * 1000.0,
-            replicas=entry.members[1:],
-            wanted=0 if named_sites(entry.settings) is not None else entry.settings.replicas,
-            colocated=entry.settings.spread == "colocated",
-            power=entry.settings.durability == "power",
-            pinned=entry.name in pinned,
-            moved_at=moved_at.get(entry.name),
-            moving_to=moving.get(entry.name),
+            name=topic.name,
+            home=topic.home,
+            bound_ms=None if topic.settings.latency is None else topic.settings.latency * 1000.0,
+            replicas=topic.replicas,
+            wanted=0 if named_sites(topic.settings) is not None else topic.settings.replicas,
+            colocated=topic.settings.spread == "colocated",
+            power=topic.settings.durability == "power",
+            pinned=topic.name in pinned,
+            moved_at=moved_at.get(topic.name),
+            moving_to=moving.get(topic.name),
         )
-        for entry in entries
-        if is_placed(entry.name)
+        for topic in topics
+        if is_placed(topic.name)
     ]
 
 

@@ -1,0 +1,117 @@
+"""Placement as a streaming job makes the moves of the leader, and the leader carries them out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from skerry.model.placement import PlacementSettings
+from skerry.placement import (
+    Monitor,
+    PolicySettings,
+    SiteRecord,
+    TopicEntry,
+    explain,
+    pack,
+    plan,
+    tables,
+)
+from skerry.placement.gauge import Gauge
+from skerry.placement.records import topic_columns
+from skerry.spark.placement_job import PlacementJob
+from tests.conftest import until
+from tests.live.placements import Teller, idle, placed
+from tests.spark.conftest import PATIENCE
+
+PERIOD = 5.0
+
+
+def records(seed: int, sites: int, topics: int) -> list[SiteRecord]:
+    """What sites all over a continent report, in any order, and some of it twice."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for number in range(sites):
+        names = sorted(rng.choice([f"t{n:03}" for n in range(topics)], topics // 3, replace=False))
+        count = len(names)
+        columns: dict[str, Any] = {
+            name: np.rint(rng.exponential(5, count))
+            for name in ("producers", "consumers", "producer_access", "consumer_access", "rate_in",
+                         "rate_out", "event_bytes", "stored_bytes", "publish_ms", "deliver_ms",
+                         "deliver_most_ms")
+        }  # fmt: skip
+        record = SiteRecord(
+            site=f"s{number:02}", started=1, number=1,
+            position=tuple(rng.uniform(-30, 30, 8).tolist()), height=float(rng.exponential(2)),
+            capacity=(4.0, 8e9, 1e8, 1e11, float("inf")),
+            load=(float(rng.uniform(0, 4)), 1e9, 1e6, 1e9, 500.0),
+            draining=number == sites - 1, topics=topic_columns([str(n) for n in names], **columns),
+        )  # fmt: skip
+        found += [record] * int(rng.integers(1, 3))
+    rng.shuffle(found)
+    return found
+
+
+def entries(found: list[SiteRecord], topics: int) -> list[TopicEntry]:
+    """Topics whose homes are where somebody knows them."""
+    homes: dict[str, str] = {}
+    for record in sorted(found, key=lambda one: one.site):
+        homes |= dict.fromkeys(record.topics.names, record.site)
+    return [
+        TopicEntry(name=name, home=home, bound_ms=60.0 + 10 * (n % 5), pinned=n % 17 == 0)
+        for n, (name, home) in enumerate(sorted(homes.items()))
+    ]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_same_records_make_the_same_moves(spark: Any, seed: int) -> None:
+    found = records(seed, sites=12, topics=60)
+    listed = entries(found, 60)
+    job, monitor = PlacementJob(spark, "unused"), Monitor()
+    began = datetime(2026, 11, 15, 12, 0, tzinfo=UTC).timestamp()
+    times = [began + number / 10 for number in range(len(found))]
+    job.fold(
+        (datetime.fromtimestamp(when, UTC), pack(record))
+        for when, record in zip(times, found, strict=True)
+    )
+    for when, record in zip(times, found, strict=True):
+        monitor.fold(record, when)
+    topics, sites = tables(monitor, listed, times[-1], 3 * PERIOD)
+    settings = PolicySettings()
+    here = plan(topics, sites, settings, times[-1])
+    expected = list(explain.moves(here, topics, sites, settings))
+    assert job.plan(listed, PlacementSettings(period=PERIOD)) == expected
+    assert {move.cause for move in expected} >= {"drain", "latency"}
+
+
+async def test_a_plan_of_spark_is_carried_out(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Gauge, "read", idle)
+    async with placed() as (fabric, admin):
+        await admin.create_topic("t", home="hub", latency=0.02)
+        await admin.set_placement("spark", period=60.0)
+        await admin.placement_plan()
+        teller = Teller(admin)
+        at_farm: Mapping[str, Any] = {"hub": {"t": (0, 0)}, "farm": {"t": (1, 1)}}
+        await teller.tell_all(fabric, **at_farm)
+        job = PlacementJob(spark, fabric.root / "hub")
+        query = await asyncio.to_thread(job.start, tmp_path / "checkpoint", "earliest")
+        try:
+
+            async def moved() -> bool:
+                if (error := query.exception()) is not None:
+                    raise error
+                return (await admin.topic("t")).home == "farm"
+
+            await until(moved, PATIENCE)
+            (report,) = (await admin.placement_status()).results
+            assert (report.by, report.outcome, report.cause) == ("spark", "moved", "latency")
+            assert job.plans >= 1
+        finally:
+            await asyncio.to_thread(query.stop)
