@@ -66,8 +66,11 @@ class Place:
 class Fabric:
     """Running sites, the first of them the coordination site."""
 
-    def __init__(self, names: Sequence[str], root: Path, wan: Wan | None) -> None:
+    def __init__(
+        self, names: Sequence[str], root: Path, wan: Wan | None, idle: bool = False
+    ) -> None:
         self.names = names
+        self._idle = idle
         self.root = root
         self.wan = wan
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -153,7 +156,7 @@ class Fabric:
     async def start(self, name: str, token: str | None) -> None:
         """Start a site; with a token it joins."""
         host = self.wan.address(name) if self.wan else "127.0.0.1"
-        spec = Spec(name, str(self.data(name)), host, token)
+        spec = Spec(name, str(self.data(name)), host, token, self._idle)
         log = self.root / f"{name}.log"
         with log.open("wb") as out, self._inside(name):
             process = self._processes[name] = subprocess.Popen(
@@ -179,15 +182,18 @@ class Fabric:
 
 
 @contextlib.asynccontextmanager
-async def running_fabric(names: Sequence[str], delay: float | None = None) -> AsyncIterator[Fabric]:
-    """Fresh sites, linked: on loopback, or with `delay` seconds one way between any two."""
+async def running_fabric(
+    names: Sequence[str], delay: float | None = None, idle: bool = False
+) -> AsyncIterator[Fabric]:
+    """Fresh sites, linked: on loopback, or with `delay` seconds one way between any two. If `idle`,
+    each believes to have a machine of its own, with nothing else to do."""
     root = Path(tempfile.mkdtemp(prefix="skerry-bench-"))
     try:
         async with contextlib.AsyncExitStack() as stack:
             wan = None
             if delay is not None:
                 wan = await stack.enter_async_context(Wan(names, delay=delay))
-            fabric = Fabric(names, root, wan)
+            fabric = Fabric(names, root, wan, idle)
             stack.push_async_callback(fabric.stop)
             await fabric.start(names[0], None)
             for name in names[1:]:

@@ -103,6 +103,7 @@ def test_a_decision_stands_before_it_is_carried_out() -> None:
     assert standing.stood([], 2.5, 1.0) == []
     assert standing.stood([move()], 3.0, 1.0) == []
     assert standing.stood([move()], 4.0, 1.0) == [move()]
+    assert standing.stood([move("v")], 4.5, 1.0, {"v"}) == [move("v")]
     drain = move("u", cause="drain")
     assert standing.stood([drain], 5.0, 1.0) == [drain]
 

@@ -301,7 +301,10 @@ class Controller:
         known = self.known()
         made = await self._made(known)
         moves = list(explain.moves(made, known.topics, known.sites, known.settings))
-        ready = self._standing.stood(moves, known.now, step * 0.9)
+        rows, topics = made.topic, known.topics
+        alone = (topics.producer_site[rows] == made.to) & (topics.consumer_site[rows] == made.to)
+        sure = set(topics.names[rows[alone]].tolist())
+        ready = self._standing.stood(moves, known.now, step * 0.9, sure)
         self.executor.decide(self._decisions(ready, "auto"))
 
     async def _as_told(self) -> None:

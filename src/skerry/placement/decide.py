@@ -20,7 +20,8 @@ from skerry.placement.settings import PolicySettings
 CONFIRM = 0.2
 """Periods for which a decision about latency or load has to stand before `auto` carries it out.
 While clients go from one site to another, one of the two sites has told and the other has not: for
-a moment they seem to be at both, and some site in between seems to be best."""
+a moment they seem to be at both, and some site in between seems to be best. A topic whose clients
+are all behind the site that it should go to does not wait: there is no doubt about it."""
 
 
 def policy_settings(settings: PlacementSettings) -> PolicySettings:
@@ -98,15 +99,19 @@ class Standing:
     def __init__(self) -> None:
         self._since: dict[str, tuple[str, float]] = {}
 
-    def stood(self, moves: Iterable[Move], now: float, seconds: float) -> list[Move]:
-        """Those of a plan that plans for the last `seconds` had too; drains at once."""
+    def stood(
+        self, moves: Iterable[Move], now: float, seconds: float, sure: Collection[str] = ()
+    ) -> list[Move]:
+        """Those of a plan that plans for the last `seconds` had too; at once drains, and topics
+        that are `sure`."""
         since: dict[str, tuple[str, float]] = {}
         ready = []
         for move in moves:
             known = self._since.get(move.topic)
             began = known[1] if known is not None and known[0] == move.target else now
             since[move.topic] = (move.target, began)
-            if now - began >= seconds or move.cause in ("drain", "replica"):
+            certain = move.cause in ("drain", "replica") or move.topic in sure
+            if certain or now - began >= seconds:
                 ready.append(move)
         self._since = since
         return ready

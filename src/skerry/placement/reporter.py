@@ -36,6 +36,8 @@ SOONER = 5.0
 """A site whose clients change reports so many times as often at the most."""
 FIRST = 1.2
 """Seconds before the first record: clients tell at their next tick, which takes one."""
+GATHER = 0.2
+"""Seconds to wait when a client changed: seldom does one come alone."""
 WAITING = 2
 """Records under way at the most: what the leader cannot be told now is not kept for later."""
 PLAIN_LINGER = 15.0
@@ -69,7 +71,7 @@ class Reporter:
         self._number = 0
         self._changed = asyncio.Event()
         self._again = asyncio.Event()
-        """Set when the settings change."""
+        """Set when the settings change, or there was nothing to tell yet."""
         self._held: dict[str, Held] = {}
         self._looked = (0.0, 0.0)
         """When streams were looked at, and when they may be again."""
@@ -107,17 +109,20 @@ class Reporter:
         await asyncio.sleep(min(FIRST, self._settings.period))
         while True:
             now = self._connection.now()
+            self._changed.clear()
+            self._again.clear()
             try:
-                await self._report(now - since)
-                since = now
+                if await self._report(now - since):
+                    since = now
+                else:
+                    self._again.set()
             except (SkerryError, Down) as error:
                 log.debug("no record this time: %s", error)
+                self._again.set()  # soon once more
             await self._pause(now)
 
     async def _pause(self, began: float) -> None:
         """Until the next record is due; sooner when clients changed."""
-        self._changed.clear()
-        self._again.clear()
         period = self._settings.period
         await asyncio.sleep(max(period / SOONER - (self._connection.now() - began), 0.01))
         waiting = [asyncio.create_task(e.wait()) for e in (self._changed, self._again)]
@@ -127,11 +132,14 @@ class Reporter:
         finally:
             for task in waiting:
                 task.cancel()
+        if self._changed.is_set():
+            await asyncio.sleep(min(GATHER, period / SOONER))
 
-    async def _report(self, seconds: float) -> None:
+    async def _report(self, seconds: float) -> bool:
+        """Whether there was anything to report."""
         record = await self.record(seconds)
         if record is None:
-            return
+            return False
         publisher = self._publisher
         if publisher is None:
             timeout = min(max(2 * self._settings.period, 1.0), 60.0)
@@ -140,10 +148,11 @@ class Reporter:
             )
         if publisher.in_flight >= WAITING:
             log.debug("the leader takes no records; this one is left out")
-            return
+            return True
         data = pack(record)
         self.record_bytes = len(data)
         await publisher.send(data, topic=f"{RECORDS}/{self._site}")
+        return True
 
     # A record
 
