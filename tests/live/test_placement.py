@@ -103,15 +103,14 @@ async def test_a_topic_is_planned_explained_pinned_and_moved(
 
 async def test_a_swarm_that_changes_zone_takes_its_topic_along() -> None:
     """The UAV's case (section 5.2.1): bound 40 ms, and the clients go from one site to another."""
-    async with (
-        placed() as (fabric, admin),
-        fabric.connect("farm") as one,
-        fabric.connect("lab") as other,
-    ):
+    async with placed() as (fabric, admin):
         await admin.create_topic("swarm", home="farm", latency=0.04)
         await admin.set_placement("auto", period=0.5, cool_down=1.0)
-        for client, site in ((one, "farm"), (other, "lab"), (one, "farm")):
-            async with beside(publishing(client, "swarm"), reading(client, "swarm")):
+        for site in ("farm", "lab", "farm"):
+            async with (
+                fabric.connect(site) as client,
+                beside(publishing(client, "swarm"), reading(client, "swarm")),
+            ):
 
                 async def near(site: str = site) -> bool:
                     return (await admin.topic("swarm")).home == site
