@@ -69,7 +69,7 @@ STALE = 3.0
 GATHER = 0.05
 """Seconds for which records that come together are gathered."""
 FIRST_WAIT = 8.0
-"""Seconds that the first plan waits for the records of all sites that are there."""
+"""Seconds after its start for which it waits for the records of all sites that are there."""
 AGAIN = 0.5
 """Seconds before a topic that could not be followed is tried again."""
 RESULTS = 50
@@ -102,6 +102,7 @@ class Controller:
         self._reader = Reader(jetstream, self._routes)
         self._moved_at: dict[str, float] = {}
         self._homes: dict[str, str] = {}
+        self._began = connection.now()
         self._standing = Standing()
         self._fresh = asyncio.Event()
         self._spark: list[Move] = []
@@ -259,9 +260,8 @@ class Controller:
         return {str(name) for name in known.sites.names[known.sites.up]}
 
     async def _ready(self) -> None:
-        """Wait, the first time, until every site that is there has reported."""
-        deadline = self._now() + FIRST_WAIT
-        while self._now() < deadline:
+        """Wait, at first, until every site that is there has reported."""
+        while self._now() < self._began + FIRST_WAIT:
             there = {site for site in self._leader.sites() if self._leader.is_there(site)}
             if there <= self.monitor.newest.keys():
                 return
