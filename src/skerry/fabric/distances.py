@@ -1,10 +1,10 @@
 """Where this site is among the others, and how far apart any two sites are.
 
 Theory of operation. Samples cost next to nothing. The round-trip times of links are measured by
-their heartbeats anyway; one link's is taken each second. Of the sites without a link one at a time
-is probed: a TCP handshake with the port where it takes links, closed at once, which the kernels do
-among themselves. No link is made for it. Probes begin five a second and become rarer, down to one
-in ten seconds, and frequent again when this site finds that it has moved.
+their heartbeats anyway; one link's is taken every half second. Of the sites without a link one at
+a time is probed: a TCP handshake with the port where it takes links, closed at once, which the
+kernels do among themselves. No link is made for it. Probes begin five a second and become rarer,
+down to one in ten seconds, and frequent again when this site finds that it has moved.
 
 A site that takes no links cannot be probed, but it probes those that do, and tells. Two sites
 that both take none meet at the coordination site, and so their distance is the way through it.
@@ -39,7 +39,7 @@ from skerry.model.fabric import Presence, SiteRecord, site_key, up_key
 
 log = logging.getLogger("skerry.fabric")
 
-LINK_EVERY = 1.0
+LINK_EVERY = 0.5
 """Seconds between samples of links. One costs some 0.1 ms of computation."""
 PROBE_FIRST = 0.2
 PROBE_SLOWER = 1.05
