@@ -177,6 +177,38 @@ async def test_a_site_that_returns_is_measured_anew(monkeypatch: pytest.MonkeyPa
         assert "lab" not in farm.position.peers
 
 
+async def test_a_way_that_takes_longer_is_measured_again_until_it_is_believed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with LocalFabric(["hub", "farm", "lab"]) as fabric:
+        farm = distances(fabric.agent("farm"))
+        await until(lambda: "lab" in farm._heard and "hub" in farm.position.peers, 60)
+        await farm.close()
+        farm.position.forget("lab")
+        farm._surprise = None
+
+        async def probe(rtt: float) -> None:
+            async def measured(peer: str) -> float:
+                return rtt
+
+            monkeypatch.setattr(farm, "_measure", measured)
+            await farm._probe()
+
+        for _ in range(5):
+            await probe(0.02)
+            assert farm._surprise is None
+        await probe(0.9)
+        assert farm._surprise == "lab"
+        await probe(0.02)  # it was a spike
+        assert farm._surprise is None
+        for _ in range(2):  # the third finds one low sample left in the filter, and a spike
+            await probe(0.08)
+            assert farm._surprise == "lab"
+        await probe(0.08)
+        assert farm._surprise is None
+        assert farm.position.peers["lab"].rtt == 0.08
+
+
 async def test_a_handshake_takes_a_round_trip_or_nobody_is_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

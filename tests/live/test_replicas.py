@@ -166,17 +166,20 @@ async def test_replicas_are_near_the_home_or_far_from_it_as_asked(
     monkeypatch.setattr("skerry.fabric.fabric.PRESENCE", 1.0)  # how often a site tells distances
     async with WanFabric(["hub", "near", "far", "middle"], delay=0.01) as fabric:
         await fabric.wan.move("near", {"hub": 0.001})
-        await fabric.wan.move("far", {"hub": 0.04})
+        await fabric.wan.move("far", {"hub": 0.04, "near": 0.04, "middle": 0.04})
         hub = fabric.sites["hub"].site.fabric
         assert hub is not None
         store = hub.store
 
-        def distance(site: str) -> float:
+        def distance(site: str, peer: str = "hub") -> float:
             presence = store.get(up_key(site), Presence)
-            return presence.rtt.get("hub", 0.0) if presence else 0.0
+            return presence.rtt.get(peer, 0.0) if presence else 0.0
 
         await until(lambda: 0 < distance("near") < 0.015 < distance("middle") < 0.07, 40)
         await until(lambda: distance("far") > 0.07, 40)
+        for peer in ("near", "middle"):
+            await until(lambda peer=peer: distance("far", peer) > 0.07, 40)  # type: ignore[misc]
+            await until(lambda peer=peer: distance(peer, "far") > 0.07, 40)  # type: ignore[misc]
 
         async def make(client: Client) -> None:
             near = await client.create_topic("near", replicas=1, spread="colocated")

@@ -257,13 +257,13 @@ def test_a_coordinate_for_applications_changes_only_when_it_matters() -> None:
     steady = Steady()
     assert steady.coordinate is None
     assert steady.follow(at(0.05), 0.1)
-    for move in (0.0501, 0.0515, 0.0519):
+    for move in (0.0501, 0.0505, 0.0509):
         assert not steady.follow(at(move), 0.1)
     assert steady.coordinate == at(0.05)
-    assert steady.follow(at(0.0521), 0.1)
-    assert not steady.follow(at(0.0521, height=0.0015), 0.1)
-    assert steady.follow(at(0.0521, height=0.0025), 0.1)
-    assert steady.follow(at(0.0521, height=0.0025, error=0.04), 0.1)
+    assert steady.follow(at(0.0511), 0.1)
+    assert not steady.follow(at(0.0511, height=0.0008), 0.1)
+    assert steady.follow(at(0.0511, height=0.0015), 0.1)
+    assert steady.follow(at(0.0511, height=0.0015, error=0.04), 0.1)
     assert steady.changes == 4
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 
+from skerry.coords.settings import DEFAULTS
+
 
 class LatencyFilter:
     """The last few samples of one peer. The `rank`-th least counts; of few, the least."""
 
-    def __init__(self, window: int, rank: int) -> None:
+    def __init__(self, window: int = DEFAULTS.window, rank: int = DEFAULTS.rank) -> None:
         self._samples: deque[float] = deque(maxlen=window)
         self._rank = rank
 

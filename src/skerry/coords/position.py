@@ -213,8 +213,9 @@ class Position:
             for peer in self.peers.values()
             if not peer.is_doubted
         ]
-        bound = settings.robust_part * self._error
-        bound = min(max(bound, settings.robust_least), settings.robust_most)
+        # Few peers cannot outvote one: what three say against a fourth may be the old truth.
+        least = max(settings.robust_least, 1 / len(self.peers))
+        bound = min(max(settings.robust_part * self._error, least), settings.robust_most)
         passes = max(settings.memory // len(self.peers), 1)
         step = settings.step
         if self._error > settings.warm:

@@ -13,7 +13,7 @@ from skerry.coords.coordinate import Coordinate
 
 LEAST = 0.0005
 """Seconds. Smaller moves are noise: agents answer within half a millisecond of each other."""
-PART = 0.02
+PART = 0.01
 """And so are those below this part of the usual round-trip time from here: well below the errors of
 estimates, which are 5 % and more between real hosts."""
 SURER = 0.5

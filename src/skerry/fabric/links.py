@@ -25,7 +25,6 @@ import msgspec
 
 from skerry.config import SiteSettings
 from skerry.coords.latency import LatencyFilter
-from skerry.coords.settings import DEFAULTS
 from skerry.directory.store import Store
 from skerry.engine.conf import Inbound, Outbound, Ports, Wiring, write_conf
 from skerry.engine.folder import Folder
@@ -480,10 +479,7 @@ class Links:
 
     def _measured(self, peer: str, rtt: float) -> None:
         self.rtt[peer] = rtt
-        known = self._filters.get(peer)
-        if known is None:
-            known = self._filters[peer] = LatencyFilter(DEFAULTS.window, DEFAULTS.rank)
-        self.quiet_rtt[peer] = known.add(rtt)
+        self.quiet_rtt[peer] = self._filters.setdefault(peer, LatencyFilter()).add(rtt)
 
     def _lost(self, peer: str, how: str) -> None:
         self._filters.pop(peer, None)  # it may come back by another way
