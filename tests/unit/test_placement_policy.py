@@ -186,11 +186,15 @@ def test_without_a_feasible_site_a_topic_stays_or_takes_the_least_bad() -> None:
 
 def test_a_topic_that_has_just_moved_stays_for_a_while() -> None:
     sites = make_sites(0.0, 60.0)
-    topics = away(2, 60.0, moved_at=np.array([NOW - 29.0, NOW - 31.0]))
+    topics = away(2, 60.0, moved_at=np.array([NOW - 9.0, NOW - 11.0]))
     assert outcome(topics, sites) == {"t000": "cooling", "t001": "s1"}
     made = plan(topics, sites, SETTINGS, NOW)
     (stay,) = explain.stays(made, topics, sites, SETTINGS, NOW)
-    assert stay.reason.endswith("it moved 29 s ago and stays for 1 s more")
+    assert stay.reason.endswith("it moved 9 s ago and stays for 1 s more")
+    rate = np.full(2, 50.0)
+    moved = np.array([NOW - 29.0, NOW - 31.0])
+    busy = make_topics(2, moved_at=moved, rate_in=rate, rate_out=rate)
+    assert outcome(busy, loaded(9.9, 0.0, 5.0)) == {"t001": "s1"}
 
 
 def test_only_so_many_moves_are_under_way_the_most_urgent_first() -> None:
