@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from skerry import errors
+from skerry import errors, placement
 from skerry.placement import (
     Cause,
     Hindrance,
@@ -361,3 +361,12 @@ def test_the_causes_and_hindrances_all_have_words() -> None:
     assert causes == {cause.name.lower() for cause in Cause} - {"none"}
     unlikely = {"none", "unmeasured"}  # the second alone keeps from nothing but being given away
     assert hindrances == {one.name.lower() for one in Hindrance} - unlikely
+
+
+def test_the_public_names_are_these() -> None:
+    assert set(placement.__all__) == {
+        "RESOURCES", "Cause", "Hindrance", "Monitor", "Plan", "Policy", "PolicySettings",
+        "SiteRecord", "Sites", "Summary", "TopicColumns", "TopicEntry", "Topics", "one_way", "pack",
+        "plan", "summarise", "tables", "unpack",
+    }  # fmt: skip
+    assert all(getattr(placement, name).__doc__ for name in placement.__all__)
