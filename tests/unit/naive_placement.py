@@ -87,7 +87,11 @@ class Naive:
                 found[i] = (int(Cause.DRAIN), int(hindrance))
             elif (t.measured[i] and s.up[home] and t.producers[i] and t.consumers[i]
                   and t.worst[i] > t.bound[i]):  # fmt: skip
-                found[i] = (int(Cause.LATENCY), int(self.hindrance(i)))
+                hindrance = self.hindrance(i)
+                if (hindrance == Hindrance.COOLING
+                        and t.moved_at[i] <= self.now - self.settings.late_cool_down):  # fmt: skip
+                    hindrance = Hindrance.NONE
+                found[i] = (int(Cause.LATENCY), int(hindrance))
         for b in range(self.places):
             short = {r: self.load[b][r] - self.fill[b][r] for r in self.kinds
                      if self.load[b][r] > self.over[b][r]}  # fmt: skip

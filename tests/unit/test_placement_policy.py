@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from skerry import errors
+from skerry import errors, placement
 from skerry.placement import (
     Cause,
     Hindrance,
@@ -186,11 +186,15 @@ def test_without_a_feasible_site_a_topic_stays_or_takes_the_least_bad() -> None:
 
 def test_a_topic_that_has_just_moved_stays_for_a_while() -> None:
     sites = make_sites(0.0, 60.0)
-    topics = away(2, 60.0, moved_at=np.array([NOW - 29.0, NOW - 31.0]))
+    topics = away(2, 60.0, moved_at=np.array([NOW - 9.0, NOW - 11.0]))
     assert outcome(topics, sites) == {"t000": "cooling", "t001": "s1"}
     made = plan(topics, sites, SETTINGS, NOW)
     (stay,) = explain.stays(made, topics, sites, SETTINGS, NOW)
-    assert stay.reason.endswith("it moved 29 s ago and stays for 1 s more")
+    assert stay.reason.endswith("it moved 9 s ago and stays for 1 s more")
+    rate = np.full(2, 50.0)
+    moved = np.array([NOW - 29.0, NOW - 31.0])
+    busy = make_topics(2, moved_at=moved, rate_in=rate, rate_out=rate)
+    assert outcome(busy, loaded(9.9, 0.0, 5.0)) == {"t001": "s1"}
 
 
 def test_only_so_many_moves_are_under_way_the_most_urgent_first() -> None:
@@ -357,3 +361,12 @@ def test_the_causes_and_hindrances_all_have_words() -> None:
     assert causes == {cause.name.lower() for cause in Cause} - {"none"}
     unlikely = {"none", "unmeasured"}  # the second alone keeps from nothing but being given away
     assert hindrances == {one.name.lower() for one in Hindrance} - unlikely
+
+
+def test_the_public_names_are_these() -> None:
+    assert set(placement.__all__) == {
+        "RESOURCES", "Cause", "Hindrance", "Monitor", "Plan", "Policy", "PolicySettings",
+        "SiteRecord", "Sites", "Summary", "TopicColumns", "TopicEntry", "Topics", "one_way", "pack",
+        "plan", "summarise", "tables", "unpack",
+    }  # fmt: skip
+    assert all(getattr(placement, name).__doc__ for name in placement.__all__)

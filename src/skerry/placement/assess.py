@@ -182,7 +182,8 @@ def _violations(stage: Stage, home: Array) -> float:
         at = home[clients[0]]
         gap = clients[1] - stage.position[at]
         away = np.sqrt((gap * gap).sum(axis=1)) + clients[2] + stage.height[at]
-        ways.append([away[clients[0] == topic] for topic in range(stage.topics)])
+        ends = np.cumsum(np.bincount(clients[0], minlength=stage.topics))[:-1]
+        ways.append(np.split(away[np.argsort(clients[0], kind="stable")], ends))
     pairs = [np.add.outer(p, c).ravel() for p, c in zip(*ways, strict=True)]
     return float((np.concatenate(pairs) > stage.bound).mean())
 

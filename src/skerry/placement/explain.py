@@ -47,7 +47,7 @@ def stays(
             home=told.site(int(topics.home[row])),
             cause=cause.name.lower(),
             hindrance=hindrance.name.lower(),
-            reason=f"{told.cause(row, cause)}; {told.hindrance(row, hindrance, now)}",
+            reason=f"{told.cause(row, cause)}; {told.hindrance(row, cause, hindrance, now)}",
         )
 
 
@@ -98,11 +98,13 @@ class _Teller:
             f"({rate:,.0f} events/s)"
         )
 
-    def hindrance(self, row: int, hindrance: Hindrance, now: float) -> str:
+    def hindrance(self, row: int, cause: Cause, hindrance: Hindrance, now: float) -> str:
         """Why it stays, and what would help."""
         if hindrance is Hindrance.COOLING:
             moved = now - float(self.topics.moved_at[row])
-            left = self.settings.cool_down - moved
+            late = cause is Cause.LATENCY
+            rest = self.settings.late_cool_down if late else self.settings.cool_down
+            left = rest - moved
             return f"it moved, or could not, {moved:.0f} s ago and stays for {left:.0f} s more"
         if hindrance is Hindrance.MOVING:
             return f"it is on its way to {self.site(int(self.topics.moving_to[row]))}"

@@ -80,6 +80,8 @@ def select(
         rows = np.flatnonzero(free)
         chosen = rows[_busiest(topics.take(rows, names=False), sites, room)]
         cause[chosen[cause[chosen] == Cause.NONE]] = Cause.OVERLOAD
+    rested = topics.moved_at <= now - settings.late_cool_down
+    hindrance[(cause == Cause.LATENCY) & (hindrance == Hindrance.COOLING) & rested] = 0
     # Whatever the clients, a drained site is left; a topic nobody measured goes to where it can.
     leaves = (cause == Cause.DRAIN) & np.isin(hindrance, (Hindrance.COOLING, Hindrance.UNMEASURED))
     hindrance[leaves] = Hindrance.NONE

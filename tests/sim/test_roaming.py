@@ -1,0 +1,59 @@
+"""The scenarios of ePulsar's section 5.8 in virtual time."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from skerry.placement import PolicySettings
+from skerry.placement.monitor import PERIOD
+from skerry.sim.roaming import MOVE, STEP, Run, main, simulate
+from skerry.sim.roaming_scenarios import SCENARIOS
+
+SETTINGS = PolicySettings()
+
+
+def run(name: str, seed: int, settings: PolicySettings | None = SETTINGS) -> Run:
+    """Five minutes."""
+    return simulate(SCENARIOS[name](seed), 300.0, settings, seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_swarms_are_followed_from_zone_to_zone(seed: int) -> None:
+    """Section 5.8.1: latency is above its bound only for a while after a swarm has changed zones,
+    until the next record and the move; or until the topic may move again."""
+    placed, hashed = run("uav", seed), run("uav", seed, None)
+    assert placed.longest <= SETTINGS.late_cool_down + PERIOD + MOVE + STEP
+    assert placed.violations < 0.05 < 0.5 < hashed.violations
+    assert 16 <= len(placed.moves) <= 16 * 300 / SETTINGS.late_cool_down
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_groups_that_change_keep_their_bound(seed: int) -> None:
+    """Section 5.8.2."""
+    placed, hashed = run("mmog", seed), run("mmog", seed, None)
+    after = placed.latency[placed.seconds > 3 * PERIOD]
+    assert (after > placed.bound).mean() < 0.01
+    assert placed.violations < hashed.violations / 4
+    assert all("break its bound" in move.reason for move in placed.moves)
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    one, other = run("uav", 5), run("uav", 5)
+    assert one.moves == other.moves
+    assert np.array_equal(one.latency, other.latency, equal_nan=True)
+
+
+def test_it_runs_from_the_command_line_and_draws(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mmog.svg"
+    assert main(["mmog", "--seconds", "60", "--svg", str(file), "--moves"]) == 0
+    said = capsys.readouterr().out
+    assert "mmog by placement" in said
+    assert "mmog by hashing" in said
+    root = ElementTree.fromstring(file.read_text())
+    assert len(root.findall("{http://www.w3.org/2000/svg}path")) == 64
