@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from skerry.model.placement import PERIOD
 from skerry.placement import PolicySettings
-from skerry.placement.monitor import PERIOD
 from skerry.sim.roaming import MOVE, STEP, Run, main, simulate
 from skerry.sim.roaming_scenarios import SCENARIOS
 

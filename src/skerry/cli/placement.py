@@ -149,6 +149,14 @@ def change(
             metavar="DURATION", help="How long a topic rests after a move.", show_default="30s"
         ),
     ] = None,
+    late_cool_down: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="… though its bound is broken, if that is less.",
+            show_default="10s",
+        ),
+    ] = None,
     margin: Annotated[
         float | None,
         typer.Option(
@@ -176,6 +184,7 @@ def change(
         "period": None if period is None else parse_duration(period),
         "when_infeasible": None if infeasible is None else infeasible.replace("-", "_"),
         "cool_down": None if cool_down is None else parse_duration(cool_down),
+        "late_cool_down": None if late_cool_down is None else parse_duration(late_cool_down),
         "margin": margin,
         "at_once": at_once,
     }

@@ -191,7 +191,7 @@ class Controller:
         """A result, ours or another controller's, or of before a restart."""
         with contextlib.suppress(msgspec.DecodeError):
             report = msgspec.json.decode(event.data, type=MoveReport)
-            if report.outcome == "dropped":
+            if report.outcome == "dropped" or report in self.results:  # it was ours
                 return
             self.results.appendleft(report)
             self._note(report, self._arrived(event))
@@ -313,9 +313,18 @@ class Controller:
         if not moves:
             return
         known = self.known()
-        rests = known.topics.moved_at > known.now - known.settings.cool_down
-        held = known.topics.names[rests | known.topics.pinned].tolist()
-        free = [move for move in moves if move.topic not in held]
+        settings, topics = known.settings, known.topics
+        rested = dict(
+            zip(topics.names.tolist(), (known.now - topics.moved_at).tolist(), strict=True)
+        )
+        pinned = set(topics.names[topics.pinned].tolist())
+        rest = {"latency": min(settings.cool_down, settings.late_cool_down), "drain": 0.0}
+        free = [
+            move
+            for move in moves
+            if move.topic not in pinned
+            and rested.get(move.topic, -1.0) >= rest.get(move.cause, settings.cool_down)
+        ]
         self.executor.decide(self._decisions(free, "spark"))
 
     # Moves
@@ -327,6 +336,8 @@ class Controller:
 
     def _done(self, report: MoveReport) -> None:
         self._note(report, self._now())
+        if report.outcome != "dropped":
+            self.results.appendleft(report)
         level = logging.INFO if report.outcome != "failed" else logging.WARNING
         log.log(
             level, "%s from %s to %s: %s %s", report.topic, report.source, report.target,

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
+from skerry.model.placement import PERIOD
 from skerry.placement import (
     Monitor,
     PolicySettings,
@@ -23,11 +24,9 @@ from skerry.placement import (
     explain,
     pack,
     plan,
-    summarise,
     tables,
     unpack,
 )
-from skerry.placement.monitor import PERIOD
 from skerry.placement.records import topic_columns
 from skerry.placement.tables import Array
 
@@ -37,7 +36,8 @@ MOVE = 0.5
 """Seconds that a move takes. A cut-over is 4 to 65 ms; the rest is copying a short log."""
 
 Clients = tuple[Array, Array, Array]
-"""Topic, position and height, a row for each client that takes part in a topic."""
+"""Topic, position and height, a row for each client that takes part in a topic. The position is
+that of the client's site, the height its way to it."""
 
 
 class Scenario(Protocol):
@@ -146,30 +146,30 @@ class _Fabric:
         return np.where(np.isfinite(total), total, np.nan)
 
     def _report(self, now: float) -> None:
-        """Each site's agent: sum up the clients of the topics that are there."""
+        """Each site's agent: sum up its own clients, and tell of the topics that are there."""
         self.number += 1
         scenario = self.scenario
         kinds = scenario.clients()
         for row, site in enumerate(scenario.sites):
-            mine = np.flatnonzero(self.home == row)
-            local = np.full(len(scenario.topics), -1)
-            local[mine] = np.arange(len(mine))
             columns: dict[str, Any] = {}
-            worst = np.zeros(len(mine))
+            used = self.home == row
             for kind, (topic, at, height) in zip(("producer", "consumer"), kinds, strict=True):
-                here = local[topic] >= 0
-                where = scenario.position[row], float(scenario.height[row])
-                found = summarise(local[topic[here]], at[here], height[here], len(mine), where)
-                columns |= {f"{kind}_at": found.centre, f"{kind}_radius": found.radius,
-                            f"{kind}s": found.count}  # fmt: skip
-                worst += found.farthest
-            rates = [rate[mine] for rate in scenario.rate]
+                here = (at == scenario.position[row]).all(axis=1)
+                number = np.bincount(topic[here], minlength=len(used))
+                access = np.zeros(len(used))
+                np.maximum.at(access, topic[here], height[here])
+                columns |= {f"{kind}s": number, f"{kind}_access": access}
+                used = used | (number > 0)
+            mine = np.flatnonzero(used)
+            rates = [np.where(self.home == row, rate, 0.0)[mine] for rate in scenario.rate]
             total = float(sum(rate.sum() for rate in rates))
             size = scenario.event_bytes
+            nothing = np.zeros(len(mine))
             packed = topic_columns(
-                [scenario.topics[topic] for topic in mine], worst=worst, rate_in=rates[0],
-                rate_out=rates[1], event_bytes=np.full(len(mine), size),
-                stored_bytes=np.full(len(mine), 1e6), **columns,
+                [scenario.topics[topic] for topic in mine], rate_in=rates[0], rate_out=rates[1],
+                event_bytes=np.full(len(mine), size), stored_bytes=np.full(len(mine), 1e6),
+                publish_ms=nothing, deliver_ms=nothing, deliver_most_ms=nothing,
+                **{name: column[mine] for name, column in columns.items()},
             )  # fmt: skip
             record = SiteRecord(
                 site=site, started=1, number=self.number,

@@ -73,7 +73,7 @@ class Mmog:
         order = list(CITIES)
         self.sites = [name.lower().replace(" ", "-") for name in self.NAMES]
         self.position = city_plane()[[order.index(name) for name in self.NAMES]]
-        self.height = np.full(len(self.sites), 1.25)
+        self.height = np.zeros(len(self.sites))
         self.city = self.rng.integers(0, len(self.sites), self.PLAYERS)
         self.group = self.rng.integers(0, self.GROUPS, self.PLAYERS)
         self.stays = self.rng.uniform(30, 60, self.PLAYERS)
@@ -97,8 +97,8 @@ class Mmog:
         topic, listener = np.nonzero(same)
         at: Array = self.position[self.city]
         return (
-            (np.arange(self.PLAYERS), at, np.full(self.PLAYERS, 1.25)),
-            (topic, at[listener], np.full(len(topic), 1.25)),
+            (np.arange(self.PLAYERS), at, np.full(self.PLAYERS, 2.5)),
+            (topic, at[listener], np.full(len(topic), 2.5)),
         )
 
 
