@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import NamedTuple
 
 import msgspec
+import nats
 import pytest
 
+import skerry
 from skerry import Client, errors
+from skerry.engine.address import Address
 from skerry.model.placement import MOVES, RECORDS, MoveReport, PlacementStatus
 from skerry.placement.gauge import Gauge
 from skerry.testing import LocalFabric
@@ -187,3 +191,51 @@ async def test_a_latency_bound_begins_the_monitoring_and_nothing_else_does() -> 
         assert (await admin.topic("t")).settings.latency == 0.04
         with pytest.raises(errors.BadSetting, match="1 ms to 60 s"):
             await admin.set_topic("t", latency=0.0)
+
+
+async def test_plain_clients_count_too_and_one_that_fails_over_counts_once() -> None:
+    async with placed(plain=True) as (fabric, admin):
+        await admin.create_topic("t", home="hub", latency=0.03)
+        await admin.set_placement(period=0.5)
+        farm, lab = (plain_address(fabric, name) for name in ("farm", "lab"))
+        publisher = await nats.connect(farm.url, user="plain", password=farm.password)
+        reader = await nats.connect(lab.url, user="plain", password=lab.password)
+        try:
+            await reader.subscribe("t.t")
+
+            async def both() -> bool:
+                await publisher.publish("p.t", b"x")
+                found = (await admin.placement_explain("t")).clients
+                return {(at.site, at.producers, at.consumers) for at in found} == {
+                    ("farm", 1, 0), ("lab", 0, 1),
+                }  # fmt: skip
+
+            await until(both, 30)
+        finally:
+            await publisher.close()
+            await reader.close()
+        await admin.create_topic("u", home="hub")
+        targets = [fabric[name].data for name in ("farm", "lab")]
+        async with skerry.connect(targets) as client, beside(reading(client, "u")):
+            await sees(admin, "u", 0, 1)
+            first = client.site
+            fabric[first].site.engine.stop_watching()
+            fabric[first].kill_engine()
+            other = {"farm": "lab", "lab": "farm"}[first]
+
+            async def there() -> bool:
+                found = (await admin.placement_explain("u")).clients
+                return [(at.site, at.consumers) for at in found] == [(other, 1)]
+
+            await until(there, 30)
+
+
+class PlainAddress(NamedTuple):
+    url: str
+    password: str
+
+
+def plain_address(fabric: LocalFabric, site: str) -> PlainAddress:
+    """Where a client without the SDK connects to."""
+    address = Address.load(fabric[site].data / "credentials" / "plain.json")
+    return PlainAddress(f"nats://{address.host}:{address.port}", address.password)
