@@ -55,7 +55,7 @@ async def test_so_many_at_a_time_and_the_most_urgent_first() -> None:
     futures = moves.executor.decide([decided(name) for name in "cab"])
     await until(lambda: len(moves.gates) == 2)
     assert set(moves.executor.moving) == {"c", "a"}
-    assert moves.executor.queued == 1
+    assert moves.executor.waiting == {"b"}
     moves.gates["c"].set_result(entry("c", "b"))
     await until(lambda: "b" in moves.gates)
     moves.gates["a"].set_exception(errors.MoveFailed("site b is not there"))

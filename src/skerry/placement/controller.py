@@ -68,6 +68,9 @@ STALE = 3.0
 """Periods after which what a site said counts no more: two records may be lost."""
 GATHER = 0.05
 """Seconds for which records that come together are gathered."""
+SHARE = 0.2
+"""The part of the time that planning may take: with many topics, and records of many sites that
+come all the time, plans are made less often."""
 FIRST_WAIT = 8.0
 """Seconds after its start for which it waits for the records of all sites that are there."""
 AGAIN = 0.5
@@ -279,15 +282,20 @@ class Controller:
         return [one for one in found if one is not None]
 
     async def _run(self) -> None:
-        """In mode `auto`, and in mode `spark`: plan whenever something is new."""
+        """In mode `auto`, and in mode `spark`: plan whenever something is new, and while decisions
+        have yet to stand."""
+        took = 0.0
         while True:
-            settings = self.settings
-            step = max(settings.period * CONFIRM, GATHER)
+            step = max(self.settings.period * CONFIRM, GATHER)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(step):
                     await self._fresh.wait()
+            await asyncio.sleep(max(GATHER, took / SHARE))
+            settings = self.settings
+            if not self._fresh.is_set() and not self._standing.waits:
+                continue
             self._fresh.clear()
-            await asyncio.sleep(GATHER)
+            began = time.monotonic()
             try:
                 self.executor.at_once = settings.at_once
                 if settings.mode == "auto" and self.monitor.newest:
@@ -296,6 +304,7 @@ class Controller:
                     await self._as_told()
             except SkerryError as error:
                 log.warning("no plan this time: %s", error)
+            took = time.monotonic() - began
 
     async def _automatically(self, step: float) -> None:
         known = self.known()
@@ -303,7 +312,8 @@ class Controller:
         moves = list(explain.moves(made, known.topics, known.sites, known.settings))
         rows, topics = made.topic, known.topics
         alone = (topics.producer_site[rows] == made.to) & (topics.consumer_site[rows] == made.to)
-        sure = set(topics.names[rows[alone]].tolist())
+        # What waits for its turn has been decided, and stays so if the plan has it still.
+        sure = set(topics.names[rows[alone]].tolist()) | self.executor.waiting
         ready = self._standing.stood(moves, known.now, step * 0.9, sure)
         self.executor.decide(self._decisions(ready, "auto"))
 
@@ -387,7 +397,7 @@ class Controller:
                 STALE * settings.period,
             ),
             moving=self.executor.moving,
-            queued=self.executor.queued,
+            queued=len(self.executor.waiting),
             pinned=sorted(name for name in pins if name),
             bounded=sum(entry.settings.latency is not None for entry in entries),
             fates=dict(self.monitor.fates),

@@ -99,6 +99,11 @@ class Standing:
     def __init__(self) -> None:
         self._since: dict[str, tuple[str, float]] = {}
 
+    @property
+    def waits(self) -> bool:
+        """Whether some have yet to stand."""
+        return bool(self._since)
+
     def stood(
         self, moves: Iterable[Move], now: float, seconds: float, sure: Collection[str] = ()
     ) -> list[Move]:

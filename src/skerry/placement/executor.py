@@ -56,9 +56,9 @@ class Executor:
         return {name: decision.target for name, decision in self._running.items()}
 
     @property
-    def queued(self) -> int:
-        """How many wait."""
-        return len(self._queue)
+    def waiting(self) -> set[str]:
+        """Topics whose turn comes later."""
+        return set(self._queue)
 
     async def close(self) -> None:
         """Stop; moves under way are given up, and their topics stay or have moved, as it may be."""
