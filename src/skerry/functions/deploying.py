@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from skerry.errors import BadSetting, SkerryError
+from skerry.errors import BadSetting, FunctionBroken, SkerryError
 from skerry.functions.code import Code, keep, look_over
 from skerry.functions.frames import Setup
 from skerry.functions.messages import DeployRequest
@@ -246,8 +247,23 @@ async def try_code(
     )
     try:
         return (await lane.start()).handler
+    except FunctionBroken as error:
+        raise broken(code, path, error) from None
     finally:
         await lane.close()
+
+
+def broken(code: Code, path: Path, error: FunctionBroken) -> FunctionBroken:
+    """What is wrong with code, with the line of its file."""
+    lines = re.findall(rf'File "{re.escape(str(path))}", line (\d+)', error.trace)
+    place = f"{code.file}, line {lines[-1]}" if lines else code.file
+    advice = error.advice or "Correct it and deploy again."
+    if "No module named" in error.what and not error.advice:
+        advice = (
+            "What it depends on is declared at the top of the file: `# /// script`, "
+            '`# dependencies = ["numpy"]`, `# ///`.'
+        )
+    return FunctionBroken(f"{place}: {error.what}", advice, error.trace)
 
 
 async def _no_answer(ask: Any) -> Any:
