@@ -249,7 +249,7 @@ class MoveFailed(FabricError):
 
 
 class Conflict(FabricError):
-    """An entry of the coordination store was changed by somebody else first."""
+    """What was to be changed was changed by somebody else first. Nothing was written."""
 
 
 class PipelineError(SkerryError):
