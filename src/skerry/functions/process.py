@@ -27,9 +27,9 @@ _BOOT = (
     # site's packages is to be found.
     "import sys; roots = sys.argv[6:]; sys.path[:0] = roots; import msgspec, skerry\n"
     "from skerry.functions.worker import main\n"
-    "del sys.path[: len(roots)], roots; main()"
+    "del sys.path[: len(roots)], roots; sys.dont_write_bytecode = True; main()"
 )
-_FLAGS = ("-I", "-B", "-X", "utf8")
+_FLAGS = ("-I", "-X", "utf8")
 _ROOTS = tuple(dict.fromkeys(str(Path(m.__file__ or "").parents[1]) for m in (skerry, msgspec)))
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _TICKS = os.sysconf("SC_CLK_TCK")
