@@ -24,10 +24,8 @@ import sys
 from pathlib import Path
 
 from skerry.functions import landlock, seccomp
+from skerry.functions.frames import SCRATCH, SCRATCH_FILES
 
-SCRATCH = 64 * 1024 * 1024
-"""Bytes of files that a worker may write."""
-SCRATCH_FILES = 4096
 OPEN_FILES = 256
 
 _PDEATHSIG, _NO_NEW_PRIVS, _CAPBSET_DROP, _SET_SECCOMP = 1, 38, 24, 22
@@ -97,7 +95,6 @@ def limit(memory: int) -> None:
         if hard != resource.RLIM_INFINITY:
             most = min(most, hard)
         resource.setrlimit(what, (most, most))
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # to write a larger file is an OSError
 
 
 def _python() -> list[str]:

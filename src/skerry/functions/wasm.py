@@ -127,12 +127,10 @@ class _Guest:
         except wasmtime.Trap as trap:
             code = trap.trap_code
             what = _TRAPS.get(code.name) if code is not None else None
-            what = what or f"trap: {_first(trap)}"
+            what = what or trap.message.rpartition("wasm trap: ")[2].strip()
             raise WasmFailure(f"{what}\n{trap.message}") from None
         except wasmtime.WasmtimeError as error:
-            text = str(error)
-            known = next((say for name, say in _TRAPS.items() if _words(name) in text), None)
-            raise WasmFailure(f"{known or _first(error)}\n{text}") from None
+            raise WasmFailure(str(error).strip()) from None
 
     def _read(self, at: int, length: int) -> bytes:
         at, length = at & 0xFFFFFFFF, length & 0xFFFFFFFF
@@ -216,7 +214,3 @@ def _check(module: wasmtime.Module) -> None:
 
 def _first(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
-
-
-def _words(name: str) -> str:
-    return name.lower().replace("_", " ")
