@@ -239,8 +239,8 @@ async def test_files_are_limited_without_a_file_system_of_its_own(
 
 def _boot(change: str) -> str:
     """What starts a worker, on a system that lacks something."""
-    first, rest = process._BOOT.split("\n", 1)
-    return f"{first}\nimport skerry.functions.confine as c; {change}\n{rest}"
+    first, rest = process._BOOT.split("from skerry", 1)
+    return f"{first}\nimport skerry.functions.confine as c; {change}\nfrom skerry{rest}"
 
 
 async def test_where_the_kernel_lacks_a_part_the_others_hold(

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -358,6 +359,13 @@ async def test_a_trace_says_where_loading_failed(tmp_path: Path) -> None:
     assert "import no_such_module" in broken.value.trace
 
 
+async def test_what_was_printed_says_why_loading_ended(tmp_path: Path) -> None:
+    with pytest.raises(FunctionBroken) as broken:
+        async with Bench(tmp_path, "import os\nprint('no licence')\nos._exit(4)\n"):
+            pass
+    assert broken.value.trace == "no licence\n"
+
+
 async def test_the_deployer_names_one_of_several_handlers(tmp_path: Path) -> None:
     code = """
         import skerry
@@ -678,3 +686,29 @@ async def test_a_lane_may_be_closed_while_it_starts(tmp_path: Path) -> None:
         await start
     other: Lane = Bench(tmp_path, ECHO).lane
     await other.close()
+
+
+async def test_an_environment_of_its_own(tmp_path: Path) -> None:
+    """It has what is installed there, and Skerry, and nothing else of the site's."""
+    venv.create(tmp_path / "env", with_pip=False)
+    [packages] = (tmp_path / "env" / "lib").glob("python*/site-packages")
+    (packages / "mine.py").write_text("x = 7\n")
+    code = """
+        import sys
+        import mine
+        import msgspec
+        import skerry
+
+        try:
+            import lark
+        except ImportError:
+            lark = None
+
+        @skerry.function(decode="json")
+        def handler(ctx, event):
+            ctx.publish("out", [mine.x, lark is None, sys.prefix])
+    """
+    python = tmp_path / "env" / "bin" / "python"
+    async with Bench(tmp_path, code, python=str(python)) as bench:
+        assert await bench.says(b"1") == [7, True, str(tmp_path / "env")]
+        assert "files" in bench.ready.confined

@@ -16,6 +16,7 @@ import asyncio
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -98,7 +99,8 @@ class Lane:
         self._on_end = on_end
         self._answer = answer
         self._on_text = on_text
-        self._text = Text(lambda line: self._on_text(line))
+        self._text = Text(self._line)
+        self._last: deque[str] = deque(maxlen=20)
         self._process: WorkerProcess | None = None
         self._channel: Channel | None = None
         self._life: asyncio.Task[None] | None = None
@@ -222,7 +224,10 @@ class Lane:
             self._on_end(end)
         elif self._ready is not None and not self._ready.done():
             self._ready.set_exception(
-                FunctionBroken(f"the function {end.reason} while its code was loaded")
+                FunctionBroken(
+                    f"the function {end.reason} while its code was loaded",
+                    trace="".join(line + "\n" for line in self._last),
+                )
             )
             self._ready.exception()  # it may be that nobody waits for it any more
 
@@ -349,6 +354,11 @@ class Lane:
             # It prints much: whoever prints faster than this waits, in its own time.
             loop.remove_reader(process.text)
             self._later("text", TEXT_PAUSE, self._print_on)
+
+    def _line(self, line: str) -> None:
+        if not self._started:
+            self._last.append(line)
+        self._on_text(line)
 
     def _print_on(self) -> None:
         if self._process is not None:

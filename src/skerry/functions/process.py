@@ -22,15 +22,23 @@ from skerry.functions.frames import EXIT_MEMORY, SCRATCH, SCRATCH_FILES, Setup
 BUFFER = 1024 * 1024
 """Bytes that wait in the socket, where the kernel allows so many."""
 
-_BOOT = (
-    # Skerry and msgspec are the site's, whatever environment the code has; nothing else of the
-    # site's packages is to be found.
-    "import sys; roots = sys.argv[6:]; sys.path[:0] = roots; import msgspec, skerry\n"
-    "from skerry.functions.worker import main\n"
-    "del sys.path[: len(roots)], roots; sys.dont_write_bytecode = True; main()"
-)
+_BOOT = """
+import importlib.util, sys
+place, packages = sys.argv[6:]
+spec = importlib.util.spec_from_file_location("skerry", place)
+sys.modules["skerry"] = importlib.util.module_from_spec(spec)
+sys.path.append(packages)
+import msgspec
+sys.path.pop()
+spec.loader.exec_module(sys.modules["skerry"])
+from skerry.functions.worker import main
+sys.dont_write_bytecode = True
+main()
+"""
+# Whatever environment the code has, Skerry is the site's, and so is msgspec if it has none. Nothing
+# else of the site's packages is to be found.
 _FLAGS = ("-I", "-X", "utf8")
-_ROOTS = tuple(dict.fromkeys(str(Path(m.__file__ or "").parents[1]) for m in (skerry, msgspec)))
+_PLACES = (str(Path(skerry.__file__ or "")), str(Path(msgspec.__file__ or "").parents[1]))
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -86,7 +94,7 @@ class WorkerProcess:
         arguments = (theirs.fileno(), shared, os.getpid(), launch.memory, int(launch.network))
         try:
             self._process = subprocess.Popen(
-                [launch.python, *_FLAGS, "-c", _BOOT, *map(str, arguments), *_ROOTS],
+                [launch.python, *_FLAGS, "-c", _BOOT, *map(str, arguments), *_PLACES],
                 stdin=subprocess.DEVNULL,
                 stdout=text,
                 stderr=text,
