@@ -257,8 +257,10 @@ class Session:
 
     def unknown(self, published: Sequence[Published]) -> list[str]:
         """The topics of which it is not known whether they are there."""
-        known = self.destinations.known
-        return [one.topic for one in published if known(one.topic) is None]
+        known, missing = self.destinations.known, self._missing
+        return [
+            one.topic for one in published if known(one.topic) is None and one.topic not in missing
+        ]
 
     async def find(self, topics: list[str]) -> None:
         """Find out whether topics are there; wait if that cannot be told now."""
