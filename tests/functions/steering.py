@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Protocol
 
 from skerry.functions.assignment import Assignment, Running
@@ -31,11 +32,21 @@ class Steering(Protocol):
         """The site is about to be lost: its host goes with it."""
 
 
-class StandIn:
-    """A host at every site that is there, told what to run as the site's own agent knows it."""
+class Places(Protocol):
+    """The sites of a fabric that are there."""
 
-    def __init__(self, fabric: LocalFabric, *assignments: Assignment) -> None:
-        self._fabric = fabric
+    def folders(self) -> dict[str, Path]:
+        """Their data folders."""
+
+    def home(self, site: str, log: str) -> str | None:
+        """Where a log's home is, as far as `site` knows."""
+
+
+class StandIn:
+    """A host at every site that is there, told what to run as far as the site knows."""
+
+    def __init__(self, places: Places, *assignments: Assignment) -> None:
+        self._places = places
         self._assignments = assignments
         self._hosts: dict[str, HostProcess] = {}
         self._told: dict[str, tuple[Assignment, ...]] = {}
@@ -46,29 +57,26 @@ class StandIn:
         """Keep hosts alive, and told where to work, until cancelled."""
         while True:
             async with self._turn:
-                for site in list(self._fabric.sites):
-                    await self._look(site)
+                for site, folder in self._places.folders().items():
+                    await self._look(site, folder)
             await asyncio.sleep(LOOK)
 
-    async def _look(self, site: str) -> None:
+    async def _look(self, site: str, folder: Path) -> None:
         host = self._hosts.get(site)
         if host is None or not host.is_alive:
             if host is not None:
                 await host.kill()
                 self.restarts += 1
             self._told.pop(site, None)
-            host = HostProcess(self._fabric[site].data)
+            host = HostProcess(folder)
             await host.start()
             self._hosts[site] = host
-        wanted = tuple(each for each in self._assignments if self._is_home(site, each.log))
+        wanted = tuple(
+            each for each in self._assignments if self._places.home(site, each.log) == site
+        )
         if self._told.get(site) != wanted:
             host.assign(*wanted)
             self._told[site] = wanted
-
-    def _is_home(self, site: str, log: str) -> bool:
-        part = self._fabric.agent(site).fabric
-        entry = part.copies.entry(log) if part is not None else None
-        return entry is not None and entry.home == site
 
     def hosts(self) -> list[int]:
         """The process ids of the hosts."""
@@ -95,10 +103,25 @@ class StandIn:
             await host.kill()
 
 
+class _Local:
+    """The sites of a local fabric."""
+
+    def __init__(self, fabric: LocalFabric) -> None:
+        self._fabric = fabric
+
+    def folders(self) -> dict[str, Path]:
+        return {name: site.data for name, site in self._fabric.sites.items()}
+
+    def home(self, site: str, log: str) -> str | None:
+        part = self._fabric.agent(site).fabric
+        entry = part.copies.entry(log) if part is not None else None
+        return entry.home if entry is not None else None
+
+
 @contextlib.asynccontextmanager
 async def steered(fabric: LocalFabric, *assignments: Assignment) -> AsyncIterator[StandIn]:
     """Hosts at every site of a fabric, told where to work."""
-    stand_in = StandIn(fabric, *assignments)
+    stand_in = StandIn(_Local(fabric), *assignments)
     task = asyncio.create_task(stand_in.run())
     try:
         yield stand_in

@@ -101,6 +101,7 @@ class Session:
         """Claim the journal, deliver what an earlier host left, and go on behind it."""
         runner, access, assignment = self._runner, self._access, self._assignment
         runner.tell("starting")
+        await access.settle()
         self.ledger = Ledger(access, assignment.journal)
         self._closing.append(self.ledger.close)
         journal = await self.ledger.open()
