@@ -36,6 +36,20 @@ def count(ctx, event):
     ctx.publish("OUT", f"{number} {event.data}MARK")
 """
 
+ECHO = """
+(module
+  (import "skerry" "publish" (func $publish (param i32 i32 i32 i32)))
+  (memory (export "memory") 1)
+  (data (i32.const 0) "OUT")
+  (global $next (mut i32) (i32.const 1024))
+  (func (export "alloc") (param i32) (result i32)
+    (global.get $next)
+    (global.set $next (i32.add (global.get $next) (local.get 0))))
+  (func (export "handle") (param i32 i32 i64 i32 i32) (result i32)
+    (call $publish (i32.const 0) (i32.const LENGTH) (local.get 3) (local.get 4))
+    (i32.const 0)))
+"""
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
@@ -251,8 +265,8 @@ def test_a_function_waits_for_its_topic(data: Path, tmp_path: Path) -> None:
 BAD = {
     "syntax": ("def handler(ctx, event)\n    pass\n", "line 1: expected ':'"),
     "nothing": ("x = 1\n", "no handler"),
-    "import": ("import no_such_thing\ndef handler(ctx, event): pass\n", "no_such_thing"),
-    "raises": ("1 / 0\ndef handler(ctx, event): pass\n", "ZeroDivisionError"),
+    "import": ("import no_such_thing\ndef handler(ctx, event): pass\n", "bad.py, line 1: "),
+    "raises": ("\n1 / 0\ndef handler(ctx, event): pass\n", "bad.py, line 2: ZeroDivisionError"),
     "exits": ("raise SystemExit(3)\ndef handler(ctx, event): pass\n", ""),
     "dependency": (
         '# /// script\n# dependencies = ["nope @ file:///no/such/folder"]\n# ///\n'
@@ -295,6 +309,22 @@ def test_code_brings_its_dependencies(data: Path, counting: Deployed, tmp_path: 
     counting.publish("a")
     counting.wait("42")
     assert counting.shown()["versions"][0]["requires"] == [f"tiny-thing @ file://{package}"]
+
+
+def test_code_may_be_webassembly(data: Path, counting: Deployed, tmp_path: Path) -> None:
+    file = tmp_path / f"{counting.name}.wat"
+    file.write_text(ECHO.replace("OUT", counting.out).replace("LENGTH", str(len(counting.out))))
+    result = skerry(data, "function", "deploy", str(file), "--topic", counting.topic)
+    assert result.code == 0, result.err
+    counting.publish("a", "b")
+    counting.wait("a", "b")
+    tried = skerry(data, "function", "test", str(file), "--data", "c", "--json")
+    assert [each["data"] for each in tried.json["published"]] == ["c"]
+    file.write_text("(module)")
+    refused = skerry(data, "function", "deploy", str(file))
+    assert refused.code == 4, refused.out
+    counting.publish("c")
+    counting.wait("a", "b", "c")
 
 
 def test_variables_are_secret(data: Path, counting: Deployed, tmp_path: Path) -> None:

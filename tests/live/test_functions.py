@@ -383,6 +383,38 @@ async def test_a_site_that_is_cut_off_goes_on_with_what_it_knows(count: Path) ->
 
 
 @pytest.mark.slow
+async def test_a_site_that_starts_cut_off_goes_on_as_well(count: Path) -> None:
+    async with three_sites() as fabric:
+        async with fabric.connect("farm", "admin") as admin:
+            for name in ("in", "out"):
+                await admin.create_topic(name)
+            await admin.deploy_function(count, topic="in")
+            await admin.publish("in", "a")
+            await wait_for_results(admin, 1)
+        for each in ("farm", "lab", "hub"):
+            await fabric.stop(each)
+        await fabric.start("farm")
+        async with fabric.connect("farm", "admin") as admin:
+            await admin.publish("in", "b")
+            assert await wait_for_results(admin, 2) == ["1 a", "2 b"]
+
+
+@pytest.mark.slow
+async def test_what_belongs_to_all_gets_replicas_as_sites_join(count: Path) -> None:
+    async with LocalFabric(["hub"]) as fabric, fabric.connect("hub", "admin") as admin:
+        await admin.deploy_function(count, topic="in")
+        assert (await admin.topic(REGISTRY)).replicas == ()
+        for name in ("farm", "lab"):
+            await fabric.add(name)
+        await admin.deploy_function(count, topic="in", retries=1)
+        registry = await admin.topic(REGISTRY)
+        assert set(registry.replicas) == {"farm", "lab"}
+        assert registry.settings.ack == "quorum"
+        await fabric.stop("lab")  # and one of them may be away
+        assert (await admin.pause_function("count")).paused
+
+
+@pytest.mark.slow
 async def test_functions_and_journals_are_gone_everywhere_when_removed(count: Path) -> None:
     async with deployed(count) as fabric, fabric.connect("lab", "admin") as admin:
         await admin.publish("in", "a")
