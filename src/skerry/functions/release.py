@@ -36,6 +36,8 @@ PAUSE = 0.5
 PAUSE_MOST = 5.0
 """Seconds before a topic that is away or full is tried again, at first and at the most."""
 
+_HOPS = HOPS_HEADER.encode() + b":%d\r\n"
+
 Sent = tuple[Destination, Output, asyncio.Future[int]]
 
 
@@ -94,11 +96,11 @@ class Release:
             destination = self._destinations.known(output.topic) or await self._find(output.topic)
             future = await destination.publisher.send(
                 output.data,
-                topic=output.topic,
+                topic=None if output.topic == destination.name else output.topic,
                 key=output.key,
                 headers=output.headers or None,
                 id=output.id,
-                mark=b"%b:%d\r\n" % (HOPS_HEADER.encode(), output.hops) if output.hops else b"",
+                mark=_HOPS % output.hops if output.hops else b"",
             )
         except GONE as error:
             self._drop(output, error)
