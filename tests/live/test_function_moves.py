@@ -176,3 +176,23 @@ def _if(claim: int) -> bytes:
         f"Nats-Expected-Last-Subject-Sequence:{claim}\r\n"
         "Nats-Expected-Last-Subject-Sequence-Subject:e.j.w\r\n"
     ).encode()
+
+
+async def test_outputs_wait_for_a_topic_whose_home_is_away(tmp_path: Path) -> None:
+    async with three_sites() as fabric, fabric.connect("hub", timeout=60) as client:
+        count = assignment(tmp_path / "count.py", COUNTS)
+        await client.create_topic("in", home="farm", replicas=2)
+        await client.create_topic("out", home="lab")
+        await make_topics(client, count, replicas=2, home="farm")
+        async with host(fabric["farm"].data, count) as one:
+            async with client.publisher("in") as publisher:
+                for number in range(300):
+                    if number == 100:
+                        await publisher.flush()
+                        await holds(client, 100)
+                        await fabric.crash("lab")
+                    await publisher.send(str(number), key=f"k{number % KEYS}")
+            assert "lab" in (await one.is_in("waiting")).error
+            await fabric.start("lab")
+            assert await holds(client, 300) == expected(300)
+            await one.is_in("running", handled=300)

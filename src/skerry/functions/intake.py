@@ -101,6 +101,7 @@ class Intake(Listener):
         )
         self._refusal: SkerryError | None = None
         self._tail: Tail | None = None
+        self._alone = False
         self._unconfirmed = 0
 
     @property
@@ -121,6 +122,7 @@ class Intake(Listener):
                     raise unknown_topic(self._topic)
                 self._changed.clear()
                 entry = await access.routes.find(self._topic)
+                self._alone = entry is None
                 async for events in self._of_epoch(entry):
                     yield events
         finally:
@@ -173,9 +175,9 @@ class Intake(Listener):
                 self._missed(error.what)
                 self.position = Position(error.first - 1, self.position.epoch)
                 return None
-            except UnknownTopic:
-                raise
             except (SkerryError, Down, TimeoutError) as error:
+                if isinstance(error, UnknownTopic) and self._alone:
+                    raise  # in a fabric it is the directory that knows
                 self._told(error.what if isinstance(error, SkerryError) else "no answer")
                 await asyncio.sleep(PAUSE)
                 return None

@@ -132,6 +132,8 @@ class Release:
             try:
                 index = future.result() if future.done() else await future
             except GONE as error:
+                if isinstance(error, UnknownTopic):
+                    destination.gone = error  # what is handled from now on fails
                 self._drop(output, error)
                 return
             except (OutcomeUnknown, PublishFailed):
@@ -199,7 +201,7 @@ class Release:
                     start = 0  # it was made anew
                 found = await stored_ids(
                     self._access.connection,
-                    self._access.home(entry),
+                    None if entry is None else entry.home,
                     stream_of(name),
                     max(start + 1, int(info["state"]["first_seq"])),
                     last,

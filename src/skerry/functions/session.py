@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 
 from skerry.engine.link import Down
-from skerry.errors import Conflict, SkerryError, UnknownTopic
+from skerry.errors import BadSetting, Conflict, SkerryError, UnknownTopic
 from skerry.functions import again, reads
 from skerry.functions.access import Access
 from skerry.functions.assignment import Assignment, State
@@ -117,7 +117,10 @@ class Session:
         )
         self._line = Line(journal.progress)
         self._committer = Committer(self.ledger, self._line, self._release, self.destinations)
-        self._subjects = Pattern.parse(self._settings.topic).subjects(assignment.log) or ()
+        subjects = Pattern.parse(self._settings.topic).subjects(assignment.log)
+        if subjects is None:
+            raise BadSetting(f"nothing of {assignment.log} can match {self._settings.topic}")
+        self._subjects = subjects
         self.intake = Intake(
             access,
             assignment.log,
