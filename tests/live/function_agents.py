@@ -1,5 +1,5 @@
-"""`python -m tests.functions.agents`: the campaign of `kills`, with the sites' own agents in charge
-of hosts, and the function deployed as a user would."""
+"""`python -m tests.live.function_agents`: the campaign of `tests.functions.kills`, with the sites'
+own agents in charge of hosts, and the function deployed as a user would."""
 
 from __future__ import annotations
 
