@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import tempfile
 import venv
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 import skerry
 from skerry.errors import FunctionBroken, NotYet, UnknownTopic
 from skerry.functions import lane as lanes
+from skerry.functions import scratch
 from skerry.functions.frames import Answer, Ask, Done, Failed, Published, Skipped, Task
 from skerry.functions.lane import Lane
 from skerry.model.functions import MAX_STATE_VALUE
@@ -292,6 +294,10 @@ async def test_with_order_key_only_the_events_own_state_is_used(tmp_path: Path) 
         ("import sys; sys.exit(3)", "the handler called sys.exit(3)"),
         ("raise KeyboardInterrupt", "KeyboardInterrupt"),
         ("raise Exception('one\\ntwo')", "Exception: one"),
+        ("raise Exception('\\udcff')", "Exception: ?"),
+        ("ctx.state['\\udcff'] = 1", "UnicodeEncodeError"),
+        ("ctx.publish('out', b'', key='\\udcff')", "UnicodeEncodeError"),
+        ("for n in range(400): ctx.state[str(n)] = bytes(60_000)", "EventTooLarge"),
         ("raise type('E', (Exception,), {'__str__': lambda self: 1 / 0})", "E: (its text"),
         ("f = lambda: f(); f()", "RecursionError"),
     ],
@@ -623,8 +629,8 @@ async def test_memory_is_limited_and_a_new_worker_has_room(tmp_path: Path) -> No
         assert bench.lane.waiting == 5 - len(bench.results) > 0
 
 
-async def test_workers_die_with_their_host(tmp_path: Path) -> None:
-    """Also one that is busy, and reads nothing."""
+async def test_workers_die_with_their_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that is busy, and reads nothing; its folder goes with the next host."""
     (tmp_path / "host.py").write_text(
         "import asyncio, os, sys\n"
         "from pathlib import Path\n"
@@ -634,20 +640,34 @@ async def test_workers_die_with_their_host(tmp_path: Path) -> None:
         f"    async with Bench(Path({str(tmp_path)!r}), code) as bench:\n"
         "        bench.give(b'')\n"
         "        while not bench.text: await asyncio.sleep(0.01)\n"
-        "        print(bench.lane._process.pid, flush=True)\n"
+        "        print(bench.lane._process.pid, bench.lane._process.folder, flush=True)\n"
         "        await asyncio.sleep(60)\n"
         "asyncio.run(main())\n"
     )
     host = await asyncio.create_subprocess_exec(
         sys.executable, str(tmp_path / "host.py"), stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(_paths())},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(_paths()), "TMPDIR": str(tmp_path)},
     )  # fmt: skip
     assert host.stdout is not None
-    pid = int(await host.stdout.readline())
+    number, name = (await host.stdout.readline()).split()
+    pid, folder = int(number), Path(name.decode())
     assert Path(f"/proc/{pid}").exists()
     host.kill()
     await host.wait()
     await until(lambda: _is_gone(pid))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    scratch._own.cache_clear()
+    scratch.sweep()
+    assert folder.exists()  # it is young
+    monkeypatch.setattr(scratch, "YOUNG", -1.0)
+    async with Bench(tmp_path, ECHO) as bench:
+        assert bench.lane._process is not None
+        own = Path(bench.lane._process.folder)
+        scratch.sweep()
+        assert not folder.parent.exists()
+        assert own.is_relative_to(tmp_path)
+        assert own.exists()
+    scratch._own.cache_clear()
 
 
 def _paths() -> list[str]:
@@ -712,3 +732,53 @@ async def test_an_environment_of_its_own(tmp_path: Path) -> None:
     async with Bench(tmp_path, code, python=str(python)) as bench:
         assert await bench.says(b"1") == [7, True, str(tmp_path / "env")]
         assert "files" in bench.ready.confined
+
+
+async def test_names_may_be_of_an_enumeration(tmp_path: Path) -> None:
+    code = """
+        import enum
+
+        class Name(str, enum.Enum):
+            OUT = "out"
+
+        class Data(bytes): ...
+
+        def handler(ctx, event):
+            ctx.publish(Name.OUT, Data(b"x"), key=Name.OUT, headers={Name.OUT: Name.OUT})
+    """
+    async with Bench(tmp_path, code) as bench:
+        assert (await bench.done()).published == (Published("out", b"x", "out", {"out": "out"}),)
+
+
+async def test_a_worker_that_is_stuck_between_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "STUCK", 0.2)
+    code = """
+        import ctypes, threading, time
+
+        def hold():
+            time.sleep(0.2)
+            ctypes.PyDLL(None).sleep(3600)  # and lets nobody else run
+
+        def handler(ctx, event):
+            threading.Thread(target=hold, daemon=True).start()
+    """
+    async with Bench(tmp_path, code, timeout=0.5) as bench:
+        await bench.done()
+        await asyncio.sleep(0.5)
+        bench.give(b"")
+        assert await bench.end() == lanes.End(0, "did not take its next event for 0.7 s")
+
+
+async def test_a_state_that_is_larger_than_the_workers_memory(tmp_path: Path) -> None:
+    code = """
+        def handler(ctx, event):
+            key = str(event.index % 1500)
+            assert ctx.state.get(key, b"")[:1] == (b"" if event.index <= 1500 else b"x")
+            ctx.state[key] = b"x" * 60_000
+    """
+    async with Bench(tmp_path, code, memory=48 * MB) as bench:
+        results = await bench.run(*[b""] * 1600)
+        assert [each for each in results if not isinstance(each, Done)] == []
+        assert len(bench.state) == 1500
