@@ -79,7 +79,7 @@ def home_of(fabric: LocalFabric, site: str, topic: str = "in") -> str:
 async def test_a_function_moves_with_its_topic(tmp_path: Path) -> None:
     async with (
         three_sites() as fabric,
-        fabric.connect("hub", timeout=60) as client,
+        fabric.connect("hub", "admin", timeout=60) as client,
         fabric.connect("hub", "admin", timeout=60) as admin,
     ):
         count = await prepared(client, tmp_path)
@@ -97,7 +97,7 @@ async def test_a_function_moves_with_its_topic(tmp_path: Path) -> None:
 
 
 async def test_a_function_goes_on_elsewhere_when_its_site_is_lost(tmp_path: Path) -> None:
-    async with three_sites() as fabric, fabric.connect("hub", timeout=60) as client:
+    async with three_sites() as fabric, fabric.connect("hub", "admin", timeout=60) as client:
         count = await prepared(client, tmp_path)
         async with steered(fabric, count) as hosts, Feed(client) as feed:
             for _ in range(3):
@@ -121,7 +121,7 @@ async def lose(fabric: LocalFabric, hosts: StandIn, site: str) -> None:
 
 
 async def test_engines_are_killed_under_a_function(tmp_path: Path) -> None:
-    async with three_sites() as fabric, fabric.connect("hub", timeout=60) as client:
+    async with three_sites() as fabric, fabric.connect("hub", "admin", timeout=60) as client:
         count = await prepared(client, tmp_path)
         async with steered(fabric, count), Feed(client) as feed:
             for _ in range(4):
@@ -135,7 +135,7 @@ async def test_engines_are_killed_under_a_function(tmp_path: Path) -> None:
 
 
 async def test_a_pinned_function_runs_elsewhere_than_its_topic(tmp_path: Path) -> None:
-    async with three_sites() as fabric, fabric.connect("hub", timeout=60) as client:
+    async with three_sites() as fabric, fabric.connect("hub", "admin", timeout=60) as client:
         count = await prepared(client, tmp_path)
         async with host(fabric["lab"].data, count), Feed(client) as feed:
             await goes_on(client)
@@ -179,7 +179,7 @@ def _if(claim: int) -> bytes:
 
 
 async def test_outputs_wait_for_a_topic_whose_home_is_away(tmp_path: Path) -> None:
-    async with three_sites() as fabric, fabric.connect("hub", timeout=60) as client:
+    async with three_sites() as fabric, fabric.connect("hub", "admin", timeout=60) as client:
         count = assignment(tmp_path / "count.py", COUNTS)
         await client.create_topic("in", home="farm", replicas=2)
         await client.create_topic("out", home="lab")

@@ -154,6 +154,24 @@ async def is_running_at(client: Client, site: str, log: str = "in", name: str = 
     )
 
 
+async def test_what_was_asked_of_a_removed_function_is_not_asked_of_the_next(
+    site: LocalSite, admin: Client, count: Path
+) -> None:
+    for topic in ("in", "out"):
+        await admin.create_topic(topic)
+    await admin.deploy_function(count, topic="in")
+    await admin.publish("in", "a")
+    await wait_for_results(admin, 1)
+    await admin.replay_function("count", from_index=1)
+    await wait_for_results(admin, 2)
+    await admin.remove_function("count")
+    await admin.deploy_function(count, topic="in")
+    await admin.publish("in", "b")
+    await wait_for_results(admin, 3)
+    await admin.replay_function("count", from_index=2)  # behind all that could come of the first
+    assert await wait_for_results(admin, 4) == ["1 a", "2 a", "1 b", "2 b"]
+
+
 async def test_what_is_deployed_twice_is_deployed_once(
     site: LocalSite, admin: Client, count: Path
 ) -> None:

@@ -158,12 +158,13 @@ class Services:
                 )
             logs = [request.log]
         asked = await (self._dead(request, logs) if request.dead else self._range(request, logs))
+        since = function.since
         access = self._part.access
         assert access is not None
         async with access.publisher(AGAIN) as publisher:
             for log, again in asked.items():
                 await publisher.send(
-                    msgspec.json.encode(again),
+                    msgspec.json.encode(msgspec.structs.replace(again, since=since)),
                     topic=f"{AGAIN}/{request.name}",
                     id=f"{request.id}-{log}"[:128],
                 )

@@ -241,7 +241,7 @@ class Session:
         line, function = self._line, self._assignment.function
         while True:
             number, request = await self._requests.next(function, line.progress.again)
-            if request.log == self._assignment.log:
+            if (request.log, request.since) == (self._assignment.log, self._assignment.since):
                 done = line.progress.partly
                 try:
                     batches = again.items(

@@ -134,6 +134,9 @@ class Again(msgspec.Struct, frozen=True, kw_only=True):
     last: int
     dead: bool = False
     """Whether first and last are indexes of the dead letters."""
+    since: int = 0
+    """Which function of that name is asked, by when it was first deployed: one that was removed and
+    deployed again is another."""
 
 
 def check_function(name: str) -> str:
