@@ -36,6 +36,8 @@
     │   ├── PipelineRuns          it runs already
     │   ├── CheckpointMismatch    its code cannot go on where its checkpoint ends
     │   └── PipelineFailed        it ended with an error of the user's code or of Spark
+    ├── FunctionError             a function of the user's
+    │   └── FunctionBroken        its code cannot be loaded; `trace` says where
     ├── EngineError               the engine's binary or process
     │   ├── EngineMissing, EngineTooOld, EngineUnfit, EngineFailed
     │   └── PortTaken
@@ -277,6 +279,20 @@ class CheckpointMismatch(PipelineError):
 
 class PipelineFailed(PipelineError):
     """The pipeline ended with an error. Its checkpoint is whole: it can be run again."""
+
+
+class FunctionError(SkerryError):
+    """Something about a function of the user's."""
+
+
+class FunctionBroken(FunctionError):
+    """The code of a function cannot be loaded. `trace` is where it failed, in lines."""
+
+    exit_code = 4
+
+    def __init__(self, what: str, advice: str = "", trace: str = "") -> None:
+        super().__init__(what, advice)
+        self.trace = trace
 
 
 class EngineError(SkerryError):

@@ -13,9 +13,9 @@ import pytest
 
 from skerry import errors
 from skerry.model.fabric import TopicEntry
+from skerry.model.pattern import Pattern
 from skerry.model.topic import TopicSettings
 from skerry.spark.options import read_sink, read_source
-from skerry.model.pattern import Pattern
 from skerry.spark.plan import LEAST, Bounds, admit, cut, narrow
 from skerry.spark.seen import SURE, Attempt, attempt_at, write_done
 
