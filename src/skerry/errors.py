@@ -37,6 +37,7 @@
     │   ├── CheckpointMismatch    its code cannot go on where its checkpoint ends
     │   └── PipelineFailed        it ended with an error of the user's code or of Spark
     ├── FunctionError             a function of the user's
+    │   ├── UnknownFunction       no function of that name
     │   └── FunctionBroken        its code cannot be loaded; `trace` says where
     ├── EngineError               the engine's binary or process
     │   ├── EngineMissing, EngineTooOld, EngineUnfit, EngineFailed
@@ -248,7 +249,7 @@ class MoveFailed(FabricError):
 
 
 class Conflict(FabricError):
-    """An entry of the coordination store was changed by somebody else first."""
+    """What was to be changed was changed by somebody else first. Nothing was written."""
 
 
 class PipelineError(SkerryError):
@@ -283,6 +284,12 @@ class PipelineFailed(PipelineError):
 
 class FunctionError(SkerryError):
     """Something about a function of the user's."""
+
+
+class UnknownFunction(FunctionError):
+    """No function of that name is deployed."""
+
+    exit_code = 3
 
 
 class FunctionBroken(FunctionError):

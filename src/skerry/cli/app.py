@@ -19,6 +19,10 @@ from skerry.cli import (
     doctor,
     fabric,
     feed,
+    function,
+    function_graph,
+    function_show,
+    function_trial,
     get,
     move,
     pipeline,
@@ -49,6 +53,9 @@ topics = typer.Typer(no_args_is_help=True, help="Create, list, change, move and 
 archives = typer.Typer(no_args_is_help=True, help="Keep topics in tables; publish from them.")
 fabrics = typer.Typer(no_args_is_help=True, help="Begin a fabric of several sites; let them join.")
 feeds = typer.Typer(no_args_is_help=True, help="Register, change, list and remove feeds.")
+functions = typer.Typer(
+    no_args_is_help=True, help="Run code where the events are: deploy, watch, replay."
+)
 pipelines = typer.Typer(no_args_is_help=True, help="Run functions of Spark between topics.")
 site = typer.Typer(no_args_is_help=True, help="Take a site out of service, or out of the fabric.")
 
@@ -153,6 +160,18 @@ _add(app, "links", sites.links, sites.LINKS_EXAMPLE)
 app.add_typer(site, name="site")
 _add(site, "drain", sites.drain, sites.DRAIN_EXAMPLE)
 _add(site, "remove", sites.remove, sites.REMOVE_EXAMPLE)
+app.add_typer(functions, name="function")
+_add(functions, "deploy", function.deploy, function.DEPLOY_EXAMPLE)
+_add(functions, "test", function_trial.trial, function_trial.EXAMPLE)
+_add(functions, "list", function_show.list_functions, function_show.LIST_EXAMPLE)
+_add(functions, "show", function_show.show, function_show.SHOW_EXAMPLE)
+_add(functions, "logs", function_show.logs, function_show.LOGS_EXAMPLE)
+_add(functions, "graph", function_graph.graph, function_graph.EXAMPLE)
+_add(functions, "pause", function.pause, function.PAUSE_EXAMPLE)
+_add(functions, "resume", function.resume, function.RESUME_EXAMPLE)
+_add(functions, "rollback", function.rollback, function.ROLLBACK_EXAMPLE)
+_add(functions, "replay", function.replay, function.REPLAY_EXAMPLE)
+_add(functions, "remove", function.remove, function.REMOVE_EXAMPLE)
 app.add_typer(pipelines, name="pipeline")
 _add(pipelines, "run", pipeline.run, pipeline.RUN_EXAMPLE)
 _add(pipelines, "deploy", pipeline.deploy, pipeline.DEPLOY_EXAMPLE)

@@ -17,6 +17,7 @@ import uvloop
 
 import skerry.client.client as asynchronous
 from skerry.client.client import Target
+from skerry.client.sync_functions import SyncFunctionCalls
 from skerry.config import ClientSettings
 from skerry.errors import SkerryError, Unavailable
 from skerry.feeds.feed import FeedHandle
@@ -79,7 +80,7 @@ class _Loop:
             self._loop.close()
 
 
-class SyncClient:
+class SyncClient(SyncFunctionCalls):
     """A `skerry.Client` whose calls block; each does what its namesake does."""
 
     def __init__(self, client: asynchronous.Client) -> None:

@@ -39,6 +39,7 @@ from skerry.model.control import (
 )
 from skerry.model.demands import settings_of
 from skerry.model.fabric import Presence, SiteRecord, TopicEntry, up_key
+from skerry.model.functions import check_not_own
 from skerry.model.topic import Topic
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ class Services:
     # Topics
 
     async def _create(self, request: TopicRequest) -> Topic:
+        check_not_own(request.name)
         settings_of(request.name, request.settings).check()
         return await self._ask_for("topic.create", request)
 

@@ -71,6 +71,9 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     state: dict[str, bytes | None] = {}
     """New values; None: the key is gone."""
     outputs: tuple[Output, ...] = ()
+    marks: dict[str, Position] = {}
+    """For each topic whose log the outputs go to, a place in it that all of them are behind: who
+    looks for them later begins there. No clock is needed for it."""
 
 
 class Kept(msgspec.Struct, frozen=True, array_like=True):

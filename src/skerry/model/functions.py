@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from skerry.errors import BadName, BadSetting
+from skerry.errors import AccessDenied, BadName, BadSetting
 from skerry.model.names import check_site
 from skerry.model.pattern import Pattern
 
@@ -31,6 +31,7 @@ REGISTRY = "functions/registry"
 LOGS = "functions/logs"
 DEAD = "functions/dead"
 AGAIN = "functions/again"
+JOURNALS = "functions/journals"
 
 
 class FunctionSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +96,8 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     requires: tuple[str, ...] = ()
     """What the code declares that it depends on."""
     env: str | None = None
-    """SHA-256 of the variables of its environment, which sites keep in files of their own."""
+    """Names the variables of its environment, which sites keep in files of their own: SHA-256 of
+    them and of some salt, for who reads this must not be able to guess a password."""
     site: str
     """Where it was deployed from."""
     deployed: int
@@ -140,9 +142,19 @@ def check_function(name: str) -> str:
 
 def journal_of(function: str, log: str) -> str:
     """The topic that keeps how far a function is with a log, and its state."""
-    return f"functions/journals/{function}/{hashlib.sha256(log.encode()).hexdigest()[:16]}"
+    return f"{JOURNALS}/{function}/{hashlib.sha256(log.encode()).hexdigest()[:16]}"
 
 
 def is_own(topic: str) -> bool:
     """Whether `topic` is one that only Skerry writes to."""
     return topic.split("/", 1)[0] == "functions"
+
+
+def check_not_own(topic: str) -> str:
+    """Return `topic` if clients may have it; else raise `AccessDenied`."""
+    if is_own(topic):
+        raise AccessDenied(
+            f"the topic {topic} is Skerry's own: what is below functions/ belongs to functions",
+            "Choose another name.",
+        )
+    return topic
