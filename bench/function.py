@@ -66,11 +66,13 @@ async def _plain(play: Play, topic: str) -> float:
 
 
 async def _with_function(play: Play, topic: str, handler: str) -> float:
-    async with play.function(topic, handler), play.done() as said:
+    async with play.function(topic, handler) as name, play.done() as said:
         before = await play.client.latest_index("results")
         began = await _publish(play.client, topic)
         last = await said()  # what it publishes is behind what it committed
         seconds = (time.monotonic_ns() - began) / 1e9
+        if last.function != name or last.now < began:
+            raise RuntimeError(f"{last.function} told of another run than that of {name}")
         if handler == "note":
             if last.handled != MESSAGES:
                 raise RuntimeError(f"{last.handled} messages were handled, not {MESSAGES}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from bench.function_play import SCALE, Play, message, playing
+from bench.function_play import SCALE, Play, Said, message, playing
 from bench.harness import ROUNDS, Benchmark, Figure, measured, progress
 from bench.stage import MB, SIZES
 
@@ -57,6 +57,16 @@ def _memory(play: Play) -> float:
     return sum(float(p.memory_full_info().pss) for p in play.stage.processes()) / MB
 
 
+def _check(all_said: list[Said], began: int, events: int) -> None:
+    """Every function must have told once, of this round, and of every event of it."""
+    if len({said.function for said in all_said}) != CROWD:
+        raise RuntimeError("some functions told twice, others not at all")
+    if any(said.now < began for said in all_said):
+        raise RuntimeError("a function told of an earlier round")
+    if handled := {said.handled for said in all_said} - {events}:
+        raise RuntimeError(f"functions handled {handled} events, not {events}")
+
+
 async def _crowd() -> list[Figure]:
     rates = []
     async with playing() as play, play.stage.topic() as topic:
@@ -68,22 +78,20 @@ async def _crowd() -> list[Figure]:
                 progress(f"function.{CROWD}: deploying {number + 1} of {CROWD}")
                 await play.deploy(f"crowd-{number:03d}", topic, "note")
             # All are there when all have told of one event.
-            index = await play.client.publish(topic, message(64, last=True))
-            for _ in range(CROWD):
-                await said()
+            began = time.monotonic_ns()
+            await play.client.publish(topic, message(64, last=True))
+            _check([await said() for _ in range(CROWD)], began, 1)
             memory = (_memory(play) - before) / (CROWD - 1)
             for number in range(ROUNDS):
                 progress(f"function.{CROWD}: round {number + 1} of {ROUNDS}")
-                began = time.monotonic()
+                began = time.monotonic_ns()
                 async with play.client.publisher(topic) as publisher:
                     for _ in range(CROWD_EVENTS - 1):
                         await publisher.send(message(SIZES["1k"]))
                     await publisher.send(message(SIZES["1k"], last=True))
-                handled = [(await said()).handled for _ in range(CROWD)]
-                rates.append(CROWD * CROWD_EVENTS / (time.monotonic() - began))
-                if handled != [CROWD_EVENTS] * CROWD:
-                    raise RuntimeError(f"functions handled other than {CROWD_EVENTS}: {handled}")
-        assert index
+                all_said = [await said() for _ in range(CROWD)]
+                rates.append(CROWD * CROWD_EVENTS / ((time.monotonic_ns() - began) / 1e9))
+                _check(all_said, began, CROWD_EVENTS)
     return [
         measured(
             f"function.{CROWD}.msgs_s", rates, "msgs/s",

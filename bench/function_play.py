@@ -42,7 +42,8 @@ def note(ctx, event):
     now = time.monotonic_ns()
     taken.append(now - int(event.data[:20]))
     if event.data[20:21] == b"!":
-        ctx.publish("done", {"now": now, "handled": len(taken), "taken": taken[-1000:]})
+        said = {"function": ctx.function, "now": now}
+        ctx.publish("done", {**said, "handled": len(taken), "taken": taken[-1000:]})
         taken.clear()
 
 
@@ -50,14 +51,17 @@ def note(ctx, event):
 def answer(ctx, event):
     ctx.publish("results", event.data[:20])
     if event.data[20:21] == b"!":
-        ctx.publish("done", {"now": time.monotonic_ns(), "handled": 1, "taken": []})
+        said = {"function": ctx.function, "now": time.monotonic_ns()}
+        ctx.publish("done", {**said, "handled": 1, "taken": []})
 '''
 
 
 class Said(msgspec.Struct):
     """What the function says at the end, in nanoseconds."""
 
+    function: str
     now: int
+    """When the last message was in the handler."""
     handled: int
     taken: list[int]
     """From publishing to the handler, the last thousand."""
