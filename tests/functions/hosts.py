@@ -101,6 +101,11 @@ class HostProcess:
         return self._process.pid
 
     @property
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def workers(self) -> list[int]:
         """The process ids of its workers."""
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -146,7 +151,7 @@ class HostProcess:
             transport.close()
 
     async def kill(self) -> None:
-        """Kill it as a crash would."""
+        """Kill it as a crash would, if it still runs."""
         if self._process is not None:
             self._process.kill()
             await self._end()

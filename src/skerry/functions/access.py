@@ -51,6 +51,13 @@ class Access:
         """Close the connection; everything on it ends."""
         await self.connection.close()
 
+    async def settle(self) -> None:
+        """Make sure of what was believed when the connection was made: an engine that has just
+        started does not tell yet that its site is part of a fabric."""
+        if not await self.routes.in_fabric():
+            self.routes.on_up()
+            await self.routes.in_fabric()
+
     def home(self, entry: TopicEntry | None) -> str:
         """The site of a topic's home."""
         return self.routes.site if entry is None else entry.home

@@ -168,8 +168,7 @@ class Context:
         JSON can hold (a dict, a list, a struct)."""
         if self._ended:
             raise RuntimeError("the handler has ended: nothing can be published for its event")
-        if topic not in _known:
-            check_output(topic)
+        check_output(topic)
         if not isinstance(data, bytes):
             data = _payload(data)
         event = Published(topic, data, key, dict(headers) if headers else {})
@@ -287,6 +286,8 @@ def entered(context: Context) -> None:
 
 def check_output(topic: str) -> None:
     """Raise unless a function may publish to `topic`."""
+    if topic in _known:
+        return
     check_topic(topic)
     if is_own(topic):
         raise BadSetting(

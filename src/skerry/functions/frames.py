@@ -22,6 +22,10 @@ from skerry.model.functions import Kind, Order
 
 HEADER = struct.Struct(">I")
 """What a frame begins with: the bytes that follow."""
+SCRATCH = 64 * 1024 * 1024
+"""Bytes of files that a worker may write."""
+SCRATCH_FILES = 4096
+"""Files and folders that it may have there."""
 EXIT_MEMORY = 86
 """How a worker exits that has no memory left."""
 

@@ -98,10 +98,13 @@ def place_of(key: str) -> str:
     return f"k/{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}"
 
 
-def output_id(function: str, version: int, log: str, index: int, ordinal: int, again: int) -> str:
+def output_id(
+    function: str, version: int, log: str, index: int, time_ns: int, ordinal: int, again: int
+) -> str:
     """The id of what a handler published: the same however often it is run on that event. `again`
-    is the request to handle the event once more, 0 for the first time."""
-    text = "\0".join(map(str, (function, version, log, index, ordinal, again)))
+    is the request to handle the event once more, 0 for the first time. When the event was stored
+    is part of it: a topic that is deleted and made anew has other events at the same indexes."""
+    text = "\0".join(map(str, (function, version, log, index, time_ns, ordinal, again)))
     return "fn-" + hashlib.blake2b(text.encode(), digest_size=18).hexdigest()
 
 

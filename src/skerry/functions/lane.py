@@ -13,19 +13,20 @@ worker would say: the code in it is the user's, so nothing that comes from it is
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
 from skerry.errors import FunctionBroken, SkerryError
+from skerry.functions.channel import Channel, Nonsense
 from skerry.functions.context import check_output, check_value
 from skerry.functions.frames import (
-    HEADER,
+    SCRATCH,
+    SCRATCH_FILES,
     Answer,
     Ask,
     Broken,
@@ -36,7 +37,6 @@ from skerry.functions.frames import (
     Result,
     Seen,
     Task,
-    ToWorker,
 )
 from skerry.functions.process import Launch, WorkerProcess, reason_of
 from skerry.functions.text import Text
@@ -48,19 +48,17 @@ LOADING = 30.0
 """Seconds that loading the code may take; importing large libraries takes some."""
 FRAME_BYTES = 256 * 1024
 """Tasks are told in frames of about so much, so that the worker begins before all have arrived."""
-MAX_FRAME = 64 * 1024 * 1024
-"""Bytes of what a worker may say at once; one event's outputs are limited to a quarter of it."""
 TEXT_PAUSE = 0.01
 """Seconds between two looks at what the code prints while it prints much: 64 KB each."""
 LOOK = 1.0
 """Seconds between two looks at what the worker takes of the machine."""
 THREADS = 128
 """Threads that a worker may have."""
+CLOSED = 0.5
+"""Seconds in which a worker that closed its socket has to be gone."""
 STUCK = 10.0
 """Seconds, beside those of one event, after which a worker is stuck that does not take the next."""
 
-_encode = msgspec.msgpack.Encoder().encode
-_decoder = msgspec.msgpack.Decoder(list[FromWorker])
 log = logging.getLogger(__name__)
 
 
@@ -100,29 +98,33 @@ class Lane:
         self._on_results = on_results
         self._on_end = on_end
         self._answer = answer
-        self._text = Text(on_text)
+        self._on_text = on_text
+        self._text = Text(self._line)
+        self._last: deque[str] = deque(maxlen=20)
         self._process: WorkerProcess | None = None
+        self._channel: Channel | None = None
         self._life: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[Ready] | None = None
-        self._loaded = False
+        self._started = False
         self._verdict = ""
         """Why we killed it."""
+        self._blamed = 0
+        """The task for which we killed it, if that is known better than by the memory."""
         self._given = 0
         self._answered = 0
-        self._out: deque[memoryview] = deque()
-        self._buffer = bytearray(128 * 1024)
-        self._filled = 0
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._asked: asyncio.Task[None] | None = None
         self._asked_at = 0
         self._excused = (0, 0)
         """A task, and the nanoseconds that it waited for answers."""
+        self._watching = False
         self._suspect = 0
         self._moved = 0.0
         """When the last result came, or the first task after a silence."""
         self._idle_cpu = 0.0
         self._cpu = 0.0
         self._was_idle = False
+        self._counting: asyncio.Task[None] | None = None
 
     async def start(self) -> Ready:
         """Start the process and load the code. Raises `FunctionBroken` if it cannot be loaded."""
@@ -135,10 +137,15 @@ class Lane:
                 "Deploy the function again to have its environment made anew.",
             ) from None
         self._ready = loop.create_future()
-        self._life = loop.create_task(self._live(process))
-        loop.add_reader(process.socket, self._readable)
+        channel = self._channel = Channel(
+            process.socket,
+            on_messages=self._take,
+            on_nonsense=self._distrust,
+            on_end=lambda: self._later("end", CLOSED, self._cut_off),
+        )
+        self._life = loop.create_task(self._live(process, channel))
         loop.add_reader(process.text, self._printed)
-        self._send([self._launch.setup])
+        channel.send([self._launch.setup])
         try:
             async with asyncio.timeout(LOADING):
                 ready = await self._ready
@@ -151,28 +158,32 @@ class Lane:
         except BaseException:
             await self.close()
             raise
-        self._loaded = True
+        if self._process is None:
+            raise FunctionBroken("the function ended as soon as its code was loaded")
+        self._started = True
         self._look()
         return ready
 
     def give(self, tasks: list[Task]) -> None:
         """Queue tasks, which are numbered from 1 on. It is the caller's to limit `waiting`."""
-        if not tasks or self._process is None:
+        if not tasks or self._process is None or self._channel is None:
             return
         if tasks[0].number != self._given + 1:
             raise ValueError(f"task {tasks[0].number} does not follow {self._given}")
         if self._given == self._answered:
             self._moved = time.monotonic()
-            self._watch()
         self._given = tasks[-1].number
         start = size = 0
         for at, task in enumerate(tasks):
             size += len(task.data)
             if size >= FRAME_BYTES:
-                self._send(tasks[start : at + 1])
+                self._channel.send(tasks[start : at + 1])
                 start, size = at + 1, 0
         if start < len(tasks):
-            self._send(tasks[start:])
+            self._channel.send(tasks[start:])
+        if not self._watching:
+            self._watching = True
+            self._watch()
 
     @property
     def waiting(self) -> int:
@@ -181,128 +192,63 @@ class Lane:
 
     async def close(self) -> None:
         """End the process and everything that it left behind. Nothing is called any more."""
-        self._on_results = self._on_end = _ignore
+        self._on_results = self._on_end = self._on_text = _ignore
         if self._process is not None:
             self._process.kill()
         if self._life is not None:
             await asyncio.shield(self._life)
 
-    async def _live(self, process: WorkerProcess) -> None:
+    async def _live(self, process: WorkerProcess, channel: Channel) -> None:
         """Follow the process to its end."""
-        loop = asyncio.get_running_loop()
         code = await process.exited()
-        self._readable()
+        channel.drain()
+        channel.close()
+        asyncio.get_running_loop().remove_reader(process.text)
         self._printed(last=True)
         self._text.end()
-        for source in (process.socket, process.text):
-            loop.remove_reader(source)
-        loop.remove_writer(process.socket)
         for timer in self._timers.values():
             timer.cancel()
-        if self._asked is not None:
-            self._asked.cancel()
-        number = process.now[0]
+        number = self._blamed or process.now[0]
         end = End(
             number if self._answered < number <= self._given else 0,
             self._verdict or reason_of(code, self._launch),
         )
-        self._process = None
+        self._process = self._channel = None
+        if self._asked is not None:
+            self._asked.cancel()
+        await asyncio.gather(
+            *(task for task in (self._asked, self._counting) if task), return_exceptions=True
+        )
         await asyncio.to_thread(process.close)
-        assert self._ready is not None
-        if not self._loaded:
-            if not self._ready.done():
-                self._ready.set_exception(
-                    FunctionBroken(f"the function {end.reason} while its code was loaded")
-                )
-                self._ready.exception()  # it may be that nobody waits for it any more
-        else:
+        if self._started:
             self._on_end(end)
+        elif self._ready is not None and not self._ready.done():
+            self._ready.set_exception(
+                FunctionBroken(
+                    f"the function {end.reason} while its code was loaded",
+                    trace="".join(line + "\n" for line in self._last),
+                )
+            )
+            self._ready.exception()  # it may be that nobody waits for it any more
 
     def _kill(self, verdict: str) -> None:
         if self._process is not None and not self._verdict:
             self._verdict = verdict
             self._process.kill()
 
-    # What goes to the worker.
+    def _distrust(self, error: Exception) -> None:
+        """It said what no worker says: in this task, or the one at hand, or the next."""
+        if self._process is not None and self.waiting:
+            at_hand = self._process.now[0]
+            known = error.number if isinstance(error, Nonsense) else 0
+            self._blamed = known or max(at_hand, self._answered + 1)
+        self._kill(f"broke its contract with the host: {error}")
 
-    def _send(self, messages: Sequence[ToWorker]) -> None:
-        assert self._process is not None
-        data = _encode(messages)
-        idle = not self._out
-        self._out.append(memoryview(HEADER.pack(len(data))))
-        self._out.append(memoryview(data))
-        if idle:
-            self._writable()
-
-    def _writable(self) -> None:
-        if (process := self._process) is None:
-            return
-        loop = asyncio.get_running_loop()
-        try:
-            while self._out:
-                sent = process.socket.sendmsg(list(itertools.islice(self._out, 16)))
-                while self._out and sent >= len(self._out[0]):
-                    sent -= len(self._out.popleft())
-                if sent:
-                    self._out[0] = self._out[0][sent:]
-        except BlockingIOError:
-            loop.add_writer(process.socket, self._writable)
-            return
-        except OSError:
-            self._out.clear()  # it is dead, which `_live` hears of
-        loop.remove_writer(process.socket)
+    def _cut_off(self) -> None:
+        """It closed its end of the socket, and lives on."""
+        self._kill("closed its connection to the host")
 
     # What comes from the worker.
-
-    def _readable(self) -> None:
-        """Take what is there. Several rounds, but not for ever: there are other lanes."""
-        for _ in range(8):
-            process = self._process
-            if process is None or self._verdict:
-                return
-            with memoryview(self._buffer) as view:
-                try:
-                    count = process.socket.recv_into(view[self._filled :])
-                except BlockingIOError:
-                    return
-                except OSError:
-                    count = 0
-            if count == 0:
-                # It closed the socket, or is dead and `_live` hears of it.
-                asyncio.get_running_loop().remove_reader(process.socket)
-                process.kill()
-                return
-            self._filled += count
-            try:
-                self._take_frames()
-            except (msgspec.MsgspecError, _Nonsense, SkerryError) as error:
-                self._kill(f"broke its contract with the host: {error}")
-                return
-
-    def _take_frames(self) -> None:
-        filled, start, needed = self._filled, 0, 0
-        messages: list[FromWorker] = []
-        with memoryview(self._buffer) as view:
-            while filled - start >= 4:
-                (length,) = HEADER.unpack_from(view, start)
-                end = start + 4 + length
-                if length > MAX_FRAME:
-                    raise _Nonsense(f"a frame of {length} bytes")
-                if end > filled:
-                    needed = 4 + length
-                    break
-                messages += _decoder.decode(view[start + 4 : end])
-                start = end
-            if start:
-                view[: filled - start] = view[start:filled]
-        self._filled = filled - start
-        size = max(needed, 128 * 1024)
-        if size > len(self._buffer) or (size < len(self._buffer) and self._filled <= size):
-            rest = bytes(memoryview(self._buffer)[: self._filled])
-            self._buffer = bytearray(size)
-            self._buffer[: len(rest)] = rest
-        if messages:
-            self._take(messages)
 
     def _take(self, messages: list[FromWorker]) -> None:
         results: list[Result] = []
@@ -316,11 +262,15 @@ class Lane:
                 self._said(message)
             else:
                 number = message.number
-                if number != self._answered + len(results) + 1 or number > self._given:
-                    raise _Nonsense(f"task {number} is not the one that comes next")
-                if isinstance(message, Done):
-                    self._check(message)
-                elif isinstance(message, Failed) and not message.final:
+                try:
+                    if number != self._answered + len(results) + 1 or number > self._given:
+                        raise Nonsense(f"task {number} is not the one that comes next")
+                    if isinstance(message, Done):
+                        self._check(message)
+                except Nonsense:
+                    self._hand_on(results, failed)  # what was said before is good
+                    raise
+                if isinstance(message, Failed) and not message.final:
                     failed = number
                 results.append(message)
         self._hand_on(results, failed)
@@ -331,36 +281,41 @@ class Lane:
         self._answered += len(results)
         self._moved = time.monotonic()
         if failed:
-            self._send([Seen(failed)])  # before the owner gives anything in knowledge of it
+            self._send(Seen(failed))  # before the owner gives anything in knowledge of it
         self._on_results(results)
 
     def _check(self, done: Done) -> None:
         """The worker has checked the same, unless the code got at it."""
-        most = self._launch.setup.max_event_bytes
-        for event in done.published:
-            check_output(event.topic)
-            size = len(event.data)
-            if event.key is not None or event.headers:
-                size += len(extra_headers(event.headers, event.key, None))
-            if size > most:
-                raise _Nonsense(f"an event of {size} bytes")
-        for key, value in done.state.items():
-            if value is not None:
-                check_value(key, value)
+        try:
+            for event in done.published:
+                check_output(event.topic)
+                size = len(event.data)
+                if event.key is not None or event.headers:
+                    size += len(extra_headers(event.headers, event.key, None))
+                if size > self._launch.setup.max_event_bytes:
+                    raise Nonsense(f"an event of {size} bytes", done.number)
+            for key, value in done.state.items():
+                check_value(key, value or b"")
+        except SkerryError as error:
+            raise Nonsense(error.what, done.number) from None
 
     def _said(self, message: Ready | Broken) -> None:
         assert self._ready is not None
         if self._ready.done():
-            raise _Nonsense("it was loaded before")
+            raise Nonsense("it was loaded before")
         if isinstance(message, Ready):
             self._ready.set_result(message)
         else:
             what, _, advice = message.error.partition("\n")
             self._ready.set_exception(FunctionBroken(what, advice, message.trace))
 
+    def _send(self, message: Seen | Answer) -> None:
+        if self._channel is not None:
+            self._channel.send([message])
+
     def _ask(self, ask: Ask) -> None:
         if self._asked is not None:
-            raise _Nonsense("two questions at once")
+            raise Nonsense("two questions at once")
         self._asked_at = time.monotonic_ns()
         self._asked = asyncio.get_running_loop().create_task(self._answering(ask))
 
@@ -378,7 +333,8 @@ class Lane:
             if number == self._excused[0]:
                 excused += self._excused[1]
             self._excused = (number, excused)
-            self._send([answer])
+            self._send(answer)
+            self._watch()  # its time runs again
 
     # What the code prints.
 
@@ -399,6 +355,11 @@ class Lane:
             loop.remove_reader(process.text)
             self._later("text", TEXT_PAUSE, self._print_on)
 
+    def _line(self, line: str) -> None:
+        if not self._started:
+            self._last.append(line)
+        self._on_text(line)
+
     def _print_on(self) -> None:
         if self._process is not None:
             asyncio.get_running_loop().add_reader(self._process.text, self._printed)
@@ -408,6 +369,7 @@ class Lane:
     def _watch(self) -> None:
         """Look whether the task at hand takes too long; come again when it might."""
         if self._process is None or not self.waiting:
+            self._watching = False
             return None
         allowed = self._launch.timeout
         number, since = self._process.now[0], self._process.now[1]
@@ -432,6 +394,7 @@ class Lane:
         """Look what the worker takes of the machine."""
         if self._process is None:
             return None
+        self._text.tick(asyncio.get_running_loop().time())
         idle = not self.waiting
         usage = self._process.usage()
         if usage is not None:
@@ -447,14 +410,19 @@ class Lane:
             else:
                 self._idle_cpu = 0.0
             self._cpu, self._was_idle = usage.cpu, idle
+        if self._counting is None and not self._process.wrote_nothing():
+            self._counting = asyncio.get_running_loop().create_task(self._count(self._process))
         return self._later("look", LOOK, self._look)
 
+    async def _count(self, process: WorkerProcess) -> None:
+        if await asyncio.to_thread(process.wrote_too_much):
+            self._kill(f"wrote more than {SCRATCH >> 20} MB or {SCRATCH_FILES} files")
+        self._counting = None
+
     def _later(self, what: str, seconds: float, call: Callable[[], None]) -> None:
+        if what in self._timers:
+            self._timers[what].cancel()
         self._timers[what] = asyncio.get_running_loop().call_later(seconds, call)
-
-
-class _Nonsense(Exception):
-    """What no worker says."""
 
 
 def _ignore(_: object) -> None:

@@ -17,20 +17,28 @@ from pathlib import Path
 import msgspec
 
 import skerry
-from skerry.functions.frames import EXIT_MEMORY, Setup
+from skerry.functions.frames import EXIT_MEMORY, SCRATCH, SCRATCH_FILES, Setup
 
 BUFFER = 1024 * 1024
 """Bytes that wait in the socket, where the kernel allows so many."""
 
-_BOOT = (
-    # Skerry and msgspec are the site's, whatever environment the code has; nothing else of the
-    # site's packages is to be found.
-    "import sys; roots = sys.argv[6:]; sys.path[:0] = roots; import msgspec, skerry\n"
-    "from skerry.functions.worker import main\n"
-    "del sys.path[: len(roots)], roots; main()"
-)
-_FLAGS = ("-I", "-B", "-X", "utf8")
-_ROOTS = tuple(dict.fromkeys(str(Path(m.__file__ or "").parents[1]) for m in (skerry, msgspec)))
+_BOOT = """
+import importlib.util, sys
+place, packages = sys.argv[6:]
+spec = importlib.util.spec_from_file_location("skerry", place)
+sys.modules["skerry"] = importlib.util.module_from_spec(spec)
+sys.path.append(packages)
+import msgspec
+sys.path.pop()
+spec.loader.exec_module(sys.modules["skerry"])
+from skerry.functions.worker import main
+sys.dont_write_bytecode = True
+main()
+"""
+# Whatever environment the code has, Skerry is the site's, and so is msgspec if it has none. Nothing
+# else of the site's packages is to be found.
+_FLAGS = ("-I", "-X", "utf8")
+_PLACES = (str(Path(skerry.__file__ or "")), str(Path(msgspec.__file__ or "").parents[1]))
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -86,7 +94,7 @@ class WorkerProcess:
         arguments = (theirs.fileno(), shared, os.getpid(), launch.memory, int(launch.network))
         try:
             self._process = subprocess.Popen(
-                [launch.python, *_FLAGS, "-c", _BOOT, *map(str, arguments), *_ROOTS],
+                [launch.python, *_FLAGS, "-c", _BOOT, *map(str, arguments), *_PLACES],
                 stdin=subprocess.DEVNULL,
                 stdout=text,
                 stderr=text,
@@ -103,6 +111,7 @@ class WorkerProcess:
             os.close(text)
             os.close(shared)
         self.pid = self._process.pid
+        self._exit = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else -1
 
     def _environment(self, own: dict[str, str]) -> dict[str, str]:
         kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
@@ -117,8 +126,8 @@ class WorkerProcess:
 
     async def exited(self) -> int:
         """Wait until it has exited, and end what it started; return how: see `subprocess`."""
-        if hasattr(os, "pidfd_open"):
-            await _readable(os.pidfd_open(self.pid))
+        if self._exit >= 0:
+            await _readable(self._exit)
         else:
             while not _is_zombie(self._process):
                 await asyncio.sleep(0.02)
@@ -138,6 +147,24 @@ class WorkerProcess:
             (int(fields[11]) + int(fields[12])) / _TICKS, int(fields[17]), int(fields[21]) * _PAGE
         )
 
+    def wrote_nothing(self) -> bool:
+        """Whether it wrote no files that the host can see; where it has a file system of its own,
+        which limits them, there are none."""
+        with os.scandir(self.folder) as found:
+            return next(found, None) is None
+
+    def wrote_too_much(self) -> bool:
+        """Whether its files are too many or too large together. It may take a while to look."""
+        count = size = 0
+        for folder, folders, files in os.walk(self.folder):
+            count += len(folders) + len(files)
+            for name in files:
+                with contextlib.suppress(OSError):
+                    size += os.lstat(os.path.join(folder, name)).st_blocks * 512
+            if count > SCRATCH_FILES or size > SCRATCH:
+                return True
+        return False
+
     def close(self) -> None:
         """Let go of what it had; its folder is removed."""
         self._release()
@@ -156,8 +183,6 @@ def reason_of(code: int, launch: Launch) -> str:
         return f"used more than {launch.setup.cpu:g} s of CPU time"
     if code == EXIT_MEMORY:
         return f"needed more than {launch.memory >> 20} MB"
-    if code == -signal.SIGXFSZ:
-        return "wrote a file that is too large"
     if code == -signal.SIGKILL:
         return "was killed by signal 9 (by hand, or the machine has no memory left)"
     if code < 0:

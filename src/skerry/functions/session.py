@@ -101,6 +101,7 @@ class Session:
         """Claim the journal, deliver what an earlier host left, and go on behind it."""
         runner, access, assignment = self._runner, self._access, self._assignment
         runner.tell("starting")
+        await access.settle()
         self.ledger = Ledger(access, assignment.journal)
         self._closing.append(self.ledger.close)
         journal = await self.ledger.open()
@@ -257,8 +258,10 @@ class Session:
 
     def unknown(self, published: Sequence[Published]) -> list[str]:
         """The topics of which it is not known whether they are there."""
-        known = self.destinations.known
-        return [one.topic for one in published if known(one.topic) is None]
+        known, missing = self.destinations.known, self._missing
+        return [
+            one.topic for one in published if known(one.topic) is None and one.topic not in missing
+        ]
 
     async def find(self, topics: list[str]) -> None:
         """Find out whether topics are there; wait if that cannot be told now."""

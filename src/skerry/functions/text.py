@@ -22,8 +22,7 @@ class Text:
 
     def feed(self, data: bytes, now: float) -> None:
         """The code printed `data`; `now` is a clock in seconds."""
-        self._room = min(RATE, self._room + (now - self._at) * RATE)
-        self._at = now
+        self._refill(now)
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._line(line)
@@ -32,12 +31,22 @@ class Text:
             self._left_out += len(self._rest) - 2 * MAX_LINE
             self._rest = self._rest[: 2 * MAX_LINE]
 
+    def tick(self, now: float) -> None:
+        """Some time passed: say what was left out, if there is room."""
+        self._refill(now)
+        if self._room >= MAX_LINE:
+            self._say_left_out()
+
     def end(self) -> None:
         """Nothing follows."""
         if self._rest:
             self._line(self._rest)
             self._rest = b""
         self._say_left_out()
+
+    def _refill(self, now: float) -> None:
+        self._room = min(RATE, self._room + (now - self._at) * RATE)
+        self._at = now
 
     def _line(self, line: bytes) -> None:
         kept = line[:MAX_LINE]

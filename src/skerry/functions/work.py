@@ -132,7 +132,15 @@ class Namer:
         )
 
     def _id(self, item: Item, ordinal: int) -> str:
-        return output_id(self._function, self._version, self._log, item.index, ordinal, item.again)
+        return output_id(
+            self._function,
+            self._version,
+            self._log,
+            item.index,
+            item.time_ns,
+            ordinal,
+            item.again,
+        )
 
 
 class Line:

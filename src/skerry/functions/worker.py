@@ -193,6 +193,7 @@ class Worker:
         memory = isinstance(error, MemoryError)
         trace = "" if final or memory else trace_of(error)
         self._results.append(Failed(task.number, text[:MAX_ERROR], trace, final))
+        self._bytes += len(trace)
         if memory:
             # What leaks would leak on. A new worker has room, and tries the event again.
             self.flush()
@@ -273,14 +274,14 @@ def trace_of(error: BaseException) -> str:
 _OURS = str(Path(__file__).parent) + os.sep
 
 
-def loaded(worker: Worker, setup: Setup) -> Handler:
+def loaded(worker: Worker, setup: Setup, memory: int) -> Handler:
     """The code, loaded; if it cannot be, say so and exit."""
     try:
         source = Path(setup.path).read_bytes()
         if setup.kind == "wasm":
             from skerry.functions import wasm
 
-            return wasm.load(source, setup)
+            return wasm.load(source, setup, memory)
         return load(source, f"{setup.function}.py", setup.handler)
     except errors.FunctionBroken as error:
         worker.say(Broken(str(error), error.trace))
@@ -305,7 +306,7 @@ def main() -> NoReturn:
     confined = confine.confine(
         parent=parent, memory=memory, network=bool(network), readable=(setup.path,)
     )
-    handler = loaded(worker, setup)
+    handler = loaded(worker, setup, memory)
     gc.collect()
     gc.freeze()
     worker.say(Ready(handler.name, confined))
