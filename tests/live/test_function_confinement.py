@@ -16,6 +16,7 @@ import pytest
 
 from skerry.functions import confine, lane, process
 from skerry.functions.frames import SCRATCH
+from tests.conftest import until
 from tests.live.function_lanes import MB, Bench
 
 TRY = '''
@@ -299,11 +300,15 @@ async def test_what_a_worker_left_behind_ends_with_it(
     async with Bench(tmp_path, code) as bench:
         [child] = await bench.says()
         assert Path(f"/proc/{child}").exists()
-    assert not Path(f"/proc/{child}").exists() or _is_dead(child)
+    await until(lambda: _is_dead(child))
 
 
 def _is_dead(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    """Gone, or waiting for whoever is to take note of it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
 
 
 SOCKETS = (
@@ -315,7 +320,7 @@ SOCKETS = (
         port = int(event.data)
         pair = socket.socketpair()
         ctx.publish("out", [
-            attempt(lambda: socket.create_connection(("127.0.0.1", port)).close()),
+            attempt(lambda: socket.create_connection(("localhost", port)).close()),
             attempt(lambda: socket.create_server(("127.0.0.1", 0)).close()),
             attempt(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close()),
             attempt(lambda: socket.socket(socket.AF_UNIX).close()),
@@ -330,7 +335,8 @@ SOCKETS = (
 async def test_sockets_cannot_be_opened(tmp_path: Path, listener: socket.socket) -> None:
     async with Bench(tmp_path, SOCKETS) as bench:
         said = await bench.says(str(listener.getsockname()[1]).encode())
-        assert set(said) == {"PermissionError"}
+        assert said[0] in ("PermissionError", "gaierror")
+        assert set(said[1:]) == {"PermissionError"}
 
 
 async def test_with_network_the_internet_is_there_and_no_more(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -193,3 +194,20 @@ async def test_modules_that_cannot_be_loaded(
             pass
     assert what in broken.value.what
     assert advice in broken.value.advice
+
+
+def _example(language: str) -> str:
+    page = (Path(__file__).parents[2] / "docs" / "function-code.md").read_text()
+    [block] = re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+    return str(block)
+
+
+async def test_the_examples_of_the_documentation(tmp_path: Path) -> None:
+    async with Bench(tmp_path, _example("wat"), kind="wasm") as bench:
+        assert (await bench.done(b"hello")).published == (Published("copies", b"hello"),)
+    async with Bench(tmp_path, _example("python")) as bench:
+        assert (await bench.done(b'{"degrees": 20}', topic="roof")).published == ()
+        assert (await bench.says(b'{"degrees": 90}', topic="roof")) == {
+            "sensor": "roof",
+            "degrees": 90.0,
+        }

@@ -292,6 +292,10 @@ async def test_with_order_key_only_the_events_own_state_is_used(tmp_path: Path) 
         ("import sys; sys.exit(3)", "the handler called sys.exit(3)"),
         ("raise KeyboardInterrupt", "KeyboardInterrupt"),
         ("raise Exception('one\\ntwo')", "Exception: one"),
+        ("raise Exception('\\udcff')", "Exception: ?"),
+        ("ctx.state['\\udcff'] = 1", "UnicodeEncodeError"),
+        ("ctx.publish('out', b'', key='\\udcff')", "UnicodeEncodeError"),
+        ("for n in range(400): ctx.state[str(n)] = bytes(60_000)", "EventTooLarge"),
         ("raise type('E', (Exception,), {'__str__': lambda self: 1 / 0})", "E: (its text"),
         ("f = lambda: f(); f()", "RecursionError"),
     ],
@@ -712,3 +716,53 @@ async def test_an_environment_of_its_own(tmp_path: Path) -> None:
     async with Bench(tmp_path, code, python=str(python)) as bench:
         assert await bench.says(b"1") == [7, True, str(tmp_path / "env")]
         assert "files" in bench.ready.confined
+
+
+async def test_names_may_be_of_an_enumeration(tmp_path: Path) -> None:
+    code = """
+        import enum
+
+        class Name(str, enum.Enum):
+            OUT = "out"
+
+        class Data(bytes): ...
+
+        def handler(ctx, event):
+            ctx.publish(Name.OUT, Data(b"x"), key=Name.OUT, headers={Name.OUT: Name.OUT})
+    """
+    async with Bench(tmp_path, code) as bench:
+        assert (await bench.done()).published == (Published("out", b"x", "out", {"out": "out"}),)
+
+
+async def test_a_worker_that_is_stuck_between_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "STUCK", 0.2)
+    code = """
+        import ctypes, threading, time
+
+        def hold():
+            time.sleep(0.2)
+            ctypes.PyDLL(None).sleep(3600)  # and lets nobody else run
+
+        def handler(ctx, event):
+            threading.Thread(target=hold, daemon=True).start()
+    """
+    async with Bench(tmp_path, code, timeout=0.5) as bench:
+        await bench.done()
+        await asyncio.sleep(0.5)
+        bench.give(b"")
+        assert await bench.end() == lanes.End(0, "did not take its next event for 0.7 s")
+
+
+async def test_a_state_that_is_larger_than_the_workers_memory(tmp_path: Path) -> None:
+    code = """
+        def handler(ctx, event):
+            key = str(event.index % 1500)
+            assert ctx.state.get(key, b"")[:1] == (b"" if event.index <= 1500 else b"x")
+            ctx.state[key] = b"x" * 60_000
+    """
+    async with Bench(tmp_path, code, memory=48 * MB) as bench:
+        results = await bench.run(*[b""] * 1600)
+        assert [each for each in results if not isinstance(each, Done)] == []
+        assert len(bench.state) == 1500

@@ -8,7 +8,7 @@ import msgspec
 
 from skerry.cli.common import TIMEOUT, AsJson, Connect, Timeout, connected, run
 from skerry.cli.output import draw, emit_document, note
-from skerry.functions.messages import FunctionInfo
+from skerry.functions.messages import FunctionInfo, published_to
 from skerry.model.pattern import Pattern
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def graph_of(infos: list[FunctionInfo]) -> Graph:
             info.state,
             info.function.current.settings.topic,
             tuple(info.logs),
-            tuple(sorted({topic for each in info.running for topic in each.running.topics})),
+            published_to(info),
         )
         for info in infos
     )

@@ -14,7 +14,7 @@ from skerry.cli.common import TIMEOUT, AsJson, Connect, Targets, Timeout, connec
 from skerry.cli.events import readable
 from skerry.cli.output import columns, count, draw, emit, emit_document, facts, note
 from skerry.errors import UnknownTopic
-from skerry.functions.messages import FunctionInfo, RunningAt
+from skerry.functions.messages import FunctionInfo, RunningAt, published_to
 from skerry.model.event import Event
 from skerry.model.functions import LOGS, FunctionSettings, Version
 from skerry.model.quantities import show_duration, show_size
@@ -195,7 +195,6 @@ def listed(info: FunctionInfo) -> dict[str, Any]:
 def _facts(info: FunctionInfo) -> list[tuple[str, str]]:
     version: Version = info.function.current
     settings: FunctionSettings = version.settings
-    published = sorted({topic for each in info.running for topic in each.running.topics})
     confined = sorted({part for each in info.running for part in each.running.confined})
     cpu = "" if settings.cpu is None else f", {show_duration(settings.cpu)} of CPU time"
     return [
@@ -213,7 +212,7 @@ def _facts(info: FunctionInfo) -> list[tuple[str, str]]:
         ("code", f"{version.handler} in {version.kind}, {version.code[:12]}"),
         ("depends on", ", ".join(version.requires) or "-"),
         ("variables", "yes" if version.env else "none"),
-        ("publishes to", ", ".join(published) or "-"),
+        ("publishes to", ", ".join(published_to(info)) or "-"),
         ("confined by", ", ".join(confined) or "-"),
         *([("away", ", ".join(info.away))] if info.away else []),
     ]

@@ -104,6 +104,9 @@ def rights(site: str, user: str, in_fabric: bool = False) -> dict[str, Any] | No
         write = [f"s.{site}.>"]
         if in_fabric:
             write = ["s.>", f"o.{site}.>", "_sk.*.open.>", "$JS.*.API.DIRECT.GET.*"]
+        if in_fabric and user == "functions":
+            # What an event did is looked up at the home of where it went to.
+            write += [f"$JS.*.API.{call}" for call in LINK_API if not call.startswith("$KV")]
         own: dict[str, Any] = {"deny": list(OWN_SUBJECTS)} if user == "sdk" else {}
         return {
             "publish": {"allow": [*write, f"_sk.{site}.open.>", "$JS.ACK.>", *api], **own},

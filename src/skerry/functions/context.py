@@ -45,6 +45,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     headers: dict[str, str]
     """The publisher's own."""
     data: Any
+    """Decoded as declared, or bytes."""
     attempt: int = 1
     """2 when it is tried again after a failure, and so on."""
 
@@ -63,6 +64,9 @@ class Desk(Protocol):
     max_event_bytes: int
     values: dict[str, bytes | None]
     """The state as far as it is known, in MsgPack."""
+
+    def remember(self, key: str, value: bytes | None) -> None:
+        """This is known of the state."""
 
     def ask(self, what: str, *arguments: Any) -> Any:
         """Ask the host; raises what it answers with if that is an error."""
@@ -85,6 +89,7 @@ class State:
 
     def __setitem__(self, key: str, value: Any) -> None:
         self._context._may_keep(key)
+        key.encode()  # what is no Unicode cannot travel
         encoded = _encode(value)
         check_value(key, encoded)
         self._context._changes[key] = encoded
@@ -130,7 +135,7 @@ class State:
         if key in values:
             return values[key]
         value: bytes | None = context._ask("state", key)
-        values[key] = value
+        context._desk.remember(key, value)
         return value
 
 
@@ -169,23 +174,39 @@ class Context:
         if self._ended:
             raise RuntimeError("the handler has ended: nothing can be published for its event")
         check_output(topic)
-        if not isinstance(data, bytes):
+        if type(data) is not bytes:
             data = _payload(data)
-        event = Published(topic, data, key, dict(headers) if headers else {})
-        size = len(data) + len(extra_headers(headers, key, None))
+        size = len(data)
+        if type(topic) is not str:
+            topic = _plain(topic)
+        if key is not None or headers:
+            size += len(extra_headers(headers, key, None))
+            key = key if key is None else _plain(key)
+            headers = {_plain(name): _plain(value) for name, value in (headers or {}).items()}
+        event = Published(topic, data, key, {**headers} if headers else {})
         if size > self._desk.max_event_bytes:
             raise EventTooLarge(
                 f"the event for {topic} has {size} bytes, {self._desk.max_event_bytes} are taken",
                 "Publish it in parts.",
             )
+        self._published.append(event)
+        self._add(size)
+
+    def _add(self, size: int) -> None:
+        """So many bytes more came of the event."""
         self._size += size
-        if self._size > MAX_PUBLISHED_BYTES or len(self._published) >= MAX_PUBLISHED:
+        if self._size > MAX_PUBLISHED_BYTES or len(self._published) > MAX_PUBLISHED:
             raise EventTooLarge(
                 f"one event makes more than {MAX_PUBLISHED} events or "
                 f"{MAX_PUBLISHED_BYTES >> 20} MB",
                 "Publish fewer, or have a chain of functions.",
             )
-        self._published.append(event)
+
+    def _close(self) -> None:
+        """The handler has ended well; nothing can be changed any more."""
+        self._ended = True
+        if self._changes:
+            self._add(sum(len(key) + len(value or b"") for key, value in self._changes.items()))
 
     def log(self, text: object) -> None:
         """Write to the function's log (`skerry function logs`), at once and even if the handler
@@ -222,20 +243,18 @@ class Context:
         return self._desk.ask(what, *arguments)
 
     def _may_keep(self, key: str) -> None:
+        if self._ended:
+            raise RuntimeError("the handler has ended: its state cannot be used any more")
+        if type(key) is not str or len(key) > MAX_KEY:
+            raise BadSetting(f"a key of the state is text of {MAX_KEY} characters at the most")
         order = self._desk.order
         if order == "topic":
-            if self._ended:
-                raise RuntimeError("the handler has ended: its state cannot be used any more")
-            if type(key) is str and len(key) <= MAX_KEY:
-                return
-            raise BadSetting(f"a key of the state is text of {MAX_KEY} characters at the most")
+            return
         if order == "none":
             raise BadSetting(
                 "a function with order 'none' has no state: its events may be handled together",
                 "Deploy it with --order key or --order topic.",
             )
-        if self._ended:
-            raise RuntimeError("the handler has ended: its state cannot be used any more")
         if key != self._key:
             raise BadSetting(
                 f"with order 'key' this event may use the state of {self._key!r} only, "
@@ -300,6 +319,8 @@ def check_output(topic: str) -> None:
 
 def check_value(key: str, encoded: bytes) -> None:
     """Raise unless the state may hold a value."""
+    if len(key) > MAX_KEY:
+        raise BadSetting(f"a key of the state is text of {MAX_KEY} characters at the most")
     if len(encoded) > MAX_STATE_VALUE:
         raise BadSetting(
             f"the state's value for {key!r} has {len(encoded)} bytes, "
@@ -308,10 +329,15 @@ def check_value(key: str, encoded: bytes) -> None:
         )
 
 
+def _plain(text: str) -> str:
+    """Text of a subclass (an enumeration's, say) as nothing but text."""
+    return str.__str__(text)
+
+
 def _payload(data: Any) -> bytes:
     if isinstance(data, str):
         return data.encode()
-    if isinstance(data, bytearray | memoryview):
+    if isinstance(data, bytes | bytearray | memoryview):
         return bytes(data)
     if isinstance(data, dict | list | tuple | msgspec.Struct):
         return msgspec.json.encode(data)

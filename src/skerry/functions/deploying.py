@@ -94,11 +94,11 @@ class Deployer:
         then."""
         async with self.lock(request.name):
             code = look_over(Path(request.file).name, request.code)
-            await make_topics(self._places)
-            before = await self._registry.newest(request.name)
+            is_first = self._places.log(REGISTRY) is None
+            before = UNKNOWN if is_first else await self._registry.newest(request.name)
             current = before.function.current if before.function else None
             settings = self._settings(request, current)
-            env, variables = self._environment(request, current)
+            env, variables = await self._environment(request, current)
             path = keep(self._preparing.folder, code.digest, code.kind, code.data)
             python = await self._preparing.environments.python(code.requires)
             handler = await try_code(
@@ -121,6 +121,7 @@ class Deployer:
                 version = msgspec.structs.replace(
                     version, env=self._preparing.variables.add(variables)
                 )
+            await make_topics(self._places)
             if version.env is not None and (current is None or version.env != current.env):
                 await self._preparing.give(version.env)
             await self._registry.put_code(code.digest, code.data)
@@ -185,11 +186,13 @@ class Deployer:
             self._places.check_site(settings.site)
         return settings
 
-    def _environment(
+    async def _environment(
         self, request: DeployRequest, current: Version | None
     ) -> tuple[str | None, dict[str, str]]:
         """The name of variables that are kept, if they stay the same; and the variables."""
         env = current.env if current else None
+        if request.env is None and env is not None and current is not None:
+            await self._preparing.fetch(env, current.site)
         kept = None if env is None else self._preparing.variables.get(env)
         if request.env is None:
             return env, kept or {}
@@ -248,14 +251,15 @@ async def try_code(
     try:
         return (await lane.start()).handler
     except FunctionBroken as error:
-        raise broken(code, path, error) from None
+        raise broken(name, code, error) from None
     finally:
         await lane.close()
 
 
-def broken(code: Code, path: Path, error: FunctionBroken) -> FunctionBroken:
-    """What is wrong with code, with the line of its file."""
-    lines = re.findall(rf'File "{re.escape(str(path))}", line (\d+)', error.trace)
+def broken(name: str, code: Code, error: FunctionBroken) -> FunctionBroken:
+    """What is wrong with the code of a function, with the line of its file. Workers do not know
+    how that is called."""
+    lines = re.findall(rf'File "{re.escape(name)}\.py", line (\d+)', error.trace)
     place = f"{code.file}, line {lines[-1]}" if lines else code.file
     advice = error.advice or "Correct it and deploy again."
     if "No module named" in error.what and not error.advice:

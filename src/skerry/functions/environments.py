@@ -51,8 +51,10 @@ class Environments:
             return sys.executable
         target = self._folder / digest_of(requires)
         python = target / "bin" / "python"
+        if _is_there(python):
+            return str(python)
         async with self._building:
-            if not python.exists():
+            if not _is_there(python):
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 await self._build(target, requires)
         return str(python)
@@ -110,6 +112,10 @@ def digest_of(requires: tuple[str, ...]) -> str:
     """Names the environment for a set of requirements."""
     what = (sorted(requires), sys.version_info[:3], sys.base_prefix)
     return hashlib.sha256(msgspec.json.encode(what)).hexdigest()[:32]
+
+
+def _is_there(python: Path) -> bool:
+    return python.exists()
 
 
 def _put_in_place(folder: Path, target: Path) -> None:

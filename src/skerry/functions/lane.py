@@ -200,7 +200,11 @@ class Lane:
 
     async def _live(self, process: WorkerProcess, channel: Channel) -> None:
         """Follow the process to its end."""
-        code = await process.exited()
+        try:
+            code = await process.exited()
+        except BaseException:
+            process.kill()
+            raise
         channel.drain()
         channel.close()
         asyncio.get_running_loop().remove_reader(process.text)

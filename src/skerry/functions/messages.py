@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from skerry.functions.assignment import Running
-from skerry.model.functions import Function
+from skerry.model.functions import Function, is_own
 
 
 class DeployRequest(msgspec.Struct, kw_only=True):
@@ -121,3 +121,9 @@ class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
             if state in states:
                 return state
         return "running" if set(self.logs) <= known else "starting"
+
+
+def published_to(info: FunctionInfo) -> tuple[str, ...]:
+    """Where a function was seen to publish to, without Skerry's own topics."""
+    topics = {topic for each in info.running for topic in each.running.topics}
+    return tuple(sorted(topic for topic in topics if not is_own(topic)))

@@ -55,13 +55,13 @@ class Preparing:
         python = await self.environments.python(version.requires)
         env = None
         if version.env is not None:
-            await self._fetch(version.env, version.site)
+            await self.fetch(version.env, version.site)
             env = self.variables.path(version.env)
         return kept_at(self.folder, version.code, version.kind), python, env
 
     # Variables, which are in no topic
 
-    async def _fetch(self, env: str, deployed_at: str) -> None:
+    async def fetch(self, env: str, deployed_at: str) -> None:
         """Have variables here, from whichever site has them."""
         if self.variables.get(env) is not None:
             return

@@ -78,40 +78,46 @@ class WorkerProcess:
     """
 
     def __init__(self, launch: Launch) -> None:
+        self._held = contextlib.ExitStack()
+        with contextlib.ExitStack() as passing, self._held:
+            self._start(launch, passing)
+            self._held = self._held.pop_all()
+
+    def _start(self, launch: Launch, passing: contextlib.ExitStack) -> None:
+        held = self._held
         self.folder = tempfile.mkdtemp(prefix="skerry-function-")
         """Where it may write."""
+        held.callback(shutil.rmtree, self.folder, ignore_errors=True)
         self.socket, theirs = socket.socketpair()
+        held.callback(self.socket.close)
+        passing.callback(theirs.close)
         self.text, text = os.pipe()
         """The end to read of the pipe with what it prints."""
+        held.callback(os.close, self.text)
+        passing.callback(os.close, text)
         shared = _shared()
-        self._memory = mmap.mmap(shared, mmap.PAGESIZE)
-        self.now = memoryview(self._memory).cast("Q")
+        passing.callback(os.close, shared)
+        memory = mmap.mmap(shared, mmap.PAGESIZE)
+        held.callback(memory.close)
+        self.now = memoryview(memory).cast("Q")
         """The task that it works on (0: none) and since when, in ns of the monotonic clock."""
+        held.callback(self.now.release)
         self.socket.setblocking(False)
         os.set_blocking(self.text, False)
         for end in (self.socket, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
         arguments = (theirs.fileno(), shared, os.getpid(), launch.memory, int(launch.network))
-        try:
-            self._process = subprocess.Popen(
-                [launch.python, *_FLAGS, "-c", _BOOT, *map(str, arguments), *_PLACES],
-                stdin=subprocess.DEVNULL,
-                stdout=text,
-                stderr=text,
-                pass_fds=(theirs.fileno(), shared),
-                cwd=self.folder,
-                env=self._environment(launch.env),
-                start_new_session=True,
-            )
-        except BaseException:
-            self._release()
-            raise
-        finally:
-            theirs.close()
-            os.close(text)
-            os.close(shared)
+        self._process = subprocess.Popen(
+            [launch.python, *_FLAGS, "-c", _BOOT, *map(str, arguments), *_PLACES],
+            stdin=subprocess.DEVNULL,
+            stdout=text,
+            stderr=text,
+            pass_fds=(theirs.fileno(), shared),
+            cwd=self.folder,
+            env=self._environment(launch.env),
+            start_new_session=True,
+        )
         self.pid = self._process.pid
-        self._exit = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else -1
 
     def _environment(self, own: dict[str, str]) -> dict[str, str]:
         kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
@@ -119,18 +125,17 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End it, and what it started. It is gone when `exited` returns."""
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
-            self._process.kill()
+        if self._process.returncode is None:  # not reaped, so that the number is its own
+            for kill in (os.killpg, os.kill):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    kill(self.pid, signal.SIGKILL)
 
     async def exited(self) -> int:
         """Wait until it has exited, and end what it started; return how: see `subprocess`."""
-        if self._exit >= 0:
-            await _readable(self._exit)
-        else:
-            while not _is_zombie(self._process):
-                await asyncio.sleep(0.02)
+        with contextlib.suppress(OSError, AttributeError):  # too many files, or another system
+            await _readable(os.pidfd_open(self.pid))
+        while not _is_zombie(self._process):
+            await asyncio.sleep(0.02)
         # Not yet reaped: the number is still its own.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -167,14 +172,7 @@ class WorkerProcess:
 
     def close(self) -> None:
         """Let go of what it had; its folder is removed."""
-        self._release()
-
-    def _release(self) -> None:
-        self.socket.close()
-        os.close(self.text)
-        self.now.release()
-        self._memory.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._held.close()
 
 
 def reason_of(code: int, launch: Launch) -> str:
@@ -221,4 +219,5 @@ def _settle(future: asyncio.Future[None]) -> None:
 
 
 def _is_zombie(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it has exited; it is not reaped by that."""
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

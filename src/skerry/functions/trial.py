@@ -105,7 +105,7 @@ async def run_once(
             try:
                 ready = await lane.start()
             except FunctionBroken as error:
-                raise broken(code, path, error) from None
+                raise broken(name, code, error) from None
             began = time.perf_counter()
             lane.give([task])
             result = await came

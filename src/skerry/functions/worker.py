@@ -48,8 +48,8 @@ FLUSH_BYTES = 64 * 1024
 """Results are sent when they are about so large,"""
 FLUSH_NS = 2_000_000
 """so old, or when there is nothing else to do."""
-MAX_VALUES = 16_384
-"""Keys of the state that are remembered here."""
+MAX_VALUES = 8 * 1024 * 1024
+"""Bytes of the state that are remembered here."""
 MAX_ERROR = 500
 MAX_TRACE = 8 * 1024
 
@@ -78,6 +78,7 @@ class Worker:
         self.order: Order = "topic"
         self.max_event_bytes = 0
         self.values: dict[str, bytes | None] = {}
+        self._values_bytes = 0
 
     def setup(self) -> Setup:
         """Wait for what is to be run."""
@@ -108,7 +109,7 @@ class Worker:
                 if not isinstance(task, Task):
                     self._seen(task)
                     continue
-                place = task.key or task.topic
+                place = task.topic if task.key is None else task.key
                 if held and (place if by_key else "") in held:
                     results.append(Skipped(task.number))
                     continue
@@ -125,18 +126,15 @@ class Worker:
                     result = call(context, task)
                     if result is not None:
                         self._finish(result)
-                    context._ended = True
+                    context._close()
                 except BaseException as error:
                     context._ended = True
                     self._failed(task, place, error)
                     continue
-                published, changes = context._published, context._changes
-                if changes:
-                    self._keep(changes)
-                    self._bytes += sum(len(value or b"") for value in changes.values())
-                if published:
-                    self._bytes += context._size
-                results.append(Done(task.number, tuple(published), changes))
+                for key, value in context._changes.items():
+                    self.remember(key, value)
+                self._bytes += context._size
+                results.append(Done(task.number, tuple(context._published), context._changes))
 
     def ask(self, what: Any, *arguments: Any) -> Any:
         """Ask the host, and wait; raises the error that it answers with."""
@@ -154,6 +152,14 @@ class Worker:
                 kind = errors.SkerryError
             raise kind(answer.error, answer.advice)
         return answer.value
+
+    def remember(self, key: str, value: bytes | None) -> None:
+        """This is known of the state."""
+        self._values_bytes += len(key) + len(value or b"")  # counted again when it is replaced
+        if self._values_bytes > MAX_VALUES:
+            self.values.clear()  # the host has them all: results are flushed before it is asked
+            self._values_bytes = 0
+        self.values[key] = value
 
     def flush(self) -> None:
         """Send the results that there are."""
@@ -180,11 +186,6 @@ class Worker:
                     task.cancel()
                 loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
 
-    def _keep(self, changes: dict[str, bytes | None]) -> None:
-        if len(self.values) > MAX_VALUES:
-            self.values.clear()  # the host has them all: results are flushed before it is asked
-        self.values.update(changes)
-
     def _failed(self, task: Task, place: str, error: BaseException) -> None:
         final = isinstance(error, Unfit)
         if not final and self.order != "none":
@@ -192,7 +193,7 @@ class Worker:
         text = str(error) if final else one_line(error)
         memory = isinstance(error, MemoryError)
         trace = "" if final or memory else trace_of(error)
-        self._results.append(Failed(task.number, text[:MAX_ERROR], trace, final))
+        self._results.append(Failed(task.number, _sendable(text[:MAX_ERROR]), trace, final))
         self._bytes += len(trace)
         if memory:
             # What leaks would leak on. A new worker has room, and tries the event again.
@@ -268,7 +269,14 @@ def trace_of(error: BaseException) -> str:
         text = "".join(traceback.format_exception(type(error), error, trace))
     except BaseException:
         text = "".join(traceback.format_tb(trace))
-    return text if len(text) <= MAX_TRACE else f"{text[: MAX_TRACE // 2]}…{text[-MAX_TRACE // 2 :]}"
+    if len(text) > MAX_TRACE:
+        text = f"{text[: MAX_TRACE // 2]}…{text[-MAX_TRACE // 2 :]}"
+    return _sendable(text)
+
+
+def _sendable(text: str) -> str:
+    """Without what is no Unicode, which cannot be sent."""
+    return text.encode("utf-8", "replace").decode()
 
 
 _OURS = str(Path(__file__).parent) + os.sep
@@ -288,7 +296,7 @@ def loaded(worker: Worker, setup: Setup, memory: int) -> Handler:
     except SystemExit as error:
         worker.say(Broken(f"the code called sys.exit({error.code!r}) when it was loaded"))
     except BaseException as error:
-        worker.say(Broken(one_line(error), trace_of(error)))
+        worker.say(Broken(_sendable(one_line(error)), trace_of(error)))
     os._exit(1)
 
 
@@ -300,7 +308,7 @@ def main() -> NoReturn:
     os.close(shared)
     sys.argv = [""]
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)
+        sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
     worker = Worker(connection, now)
     setup = worker.setup()
     confined = confine.confine(

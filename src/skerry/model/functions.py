@@ -65,9 +65,13 @@ class FunctionSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.site is not None:
             check_site(self.site)
         if self.order not in get_args(Order):
-            raise BadSetting(f"order is topic, key or none, not {self.order!r}")
+            raise BadSetting(
+                f"order is topic, key or none, not {self.order!r}", "Give --order topic."
+            )
         if not 1 <= self.concurrency <= 64:
-            raise BadSetting(f"concurrency is 1 to 64, not {self.concurrency!r}")
+            raise BadSetting(
+                f"concurrency is 1 to 64, not {self.concurrency!r}", "Give --concurrency 4."
+            )
         if self.order == "topic" and self.concurrency != 1:
             raise BadSetting(
                 "with order 'topic' events are handled one at a time",
@@ -77,9 +81,11 @@ class FunctionSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise BadSetting("a worker's memory is 32 MiB or more", "Give --memory 256M.")
         for name, value in (("timeout", self.timeout), ("cpu", self.cpu)):
             if value is not None and not 0.001 <= value <= 3600:
-                raise BadSetting(f"{name} is 1 ms to 1 h, not {value!r} s")
+                raise BadSetting(
+                    f"{name} is 1 ms to 1 h, not {value!r} s", f"Give --{name} 5s, or 200ms."
+                )
         if not 0 <= self.retries <= 100:
-            raise BadSetting(f"retries are 0 to 100, not {self.retries!r}")
+            raise BadSetting(f"retries are 0 to 100, not {self.retries!r}", "Give --retries 3.")
         return self
 
 
