@@ -11,7 +11,7 @@ from skerry.testing import LocalFabric
 from tests.conftest import until
 from tests.functions.hosts import COUNTS, assignment, holds, host, make_topics
 from tests.functions.steering import StandIn, steered
-from tests.live.fabrics import three_sites
+from tests.live.fabrics import check_all, converged, three_sites
 
 KEYS = 3
 
@@ -143,3 +143,56 @@ async def test_a_pinned_function_runs_elsewhere_than_its_topic(tmp_path: Path) -
             await goes_on(client)
             await feed.stop()
             assert await holds(client, feed.count) == expected(feed.count)
+
+
+async def test_what_a_lost_home_wrote_on_an_old_claim_is_not_brought_back(tmp_path: Path) -> None:
+    """A journal's home may come back long after: what it took and nobody else has must not be
+    written over what was written since."""
+    async with three_sites() as fabric:
+        async with fabric.connect("farm") as client:
+            await client.create_topic(
+                "j", home="farm", replicas=2, keep_last=1, on_partition="continue"
+            )
+            async with client.publisher("j") as publisher:
+                claim = await (await publisher.send("old", topic="j/w", id="a", mark=_if(0)))
+                await publisher.send("common", topic="j/r/1", id="b", mark=_if(claim))
+            await converged(fabric, "j", ["hub", "farm", "lab"])
+            for site in ("lab", "hub"):
+                await fabric.crash(site)
+            async with client.publisher("j", ack="home") as publisher:
+                await publisher.send("lost", topic="j/r/1", id="c", mark=_if(claim))
+        await fabric.crash("farm")
+        for site in ("hub", "lab"):
+            await fabric.start(site)
+        async with fabric.connect("lab", timeout=60) as client:
+            async with client.publisher("j", timeout=60) as publisher:
+                await publisher.send("new", topic="j/w", id="d", mark=_if(claim))
+            await fabric.start("farm")
+            await check_all(fabric, "j", ["hub", "farm", "lab"], ["common", "new"])
+
+
+def _if(claim: int) -> bytes:
+    return (
+        f"Nats-Expected-Last-Subject-Sequence:{claim}\r\n"
+        "Nats-Expected-Last-Subject-Sequence-Subject:e.j.w\r\n"
+    ).encode()
+
+
+async def test_outputs_wait_for_a_topic_whose_home_is_away(tmp_path: Path) -> None:
+    async with three_sites() as fabric, fabric.connect("hub", timeout=60) as client:
+        count = assignment(tmp_path / "count.py", COUNTS)
+        await client.create_topic("in", home="farm", replicas=2)
+        await client.create_topic("out", home="lab")
+        await make_topics(client, count, replicas=2, home="farm")
+        async with host(fabric["farm"].data, count) as one:
+            async with client.publisher("in") as publisher:
+                for number in range(300):
+                    if number == 100:
+                        await publisher.flush()
+                        await holds(client, 100)
+                        await fabric.crash("lab")
+                    await publisher.send(str(number), key=f"k{number % KEYS}")
+            assert "lab" in (await one.is_in("waiting")).error
+            await fabric.start("lab")
+            assert await holds(client, 300) == expected(300)
+            await one.is_in("running", handled=300)

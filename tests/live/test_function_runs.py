@@ -14,16 +14,20 @@ import psutil
 import pytest
 
 from skerry import Client
+from skerry.engine.address import find_address
 from skerry.engine.jetstream import JetStream
 from skerry.functions.access import Access
+from skerry.functions.again import Requests
 from skerry.functions.assignment import Assignment
 from skerry.functions.journal import Kept, Output, Position, Progress, Record, output_id
 from skerry.functions.ledger import Ledger
+from skerry.functions.lines import Lines
+from skerry.functions.runner import Runner
 from skerry.model.functions import AGAIN, DEAD, LOGS, MAX_HOPS, Again
 from skerry.testing import LocalSite
 from tests.conftest import until
 from tests.functions.hosts import COUNTS, assignment, holds, host, make_topics, outputs
-from tests.live.faults import is_running
+from tests.live.faults import freeze, is_running
 
 Parts = tuple[LocalSite, Client, Path]
 
@@ -129,8 +133,6 @@ async def test_nothing_is_lost_or_doubled_when_workers_hosts_and_engines_are_kil
 
 async def write_journal(site: LocalSite, topic: str, records: list[Record]) -> None:
     """What a host left behind."""
-    from skerry.engine.address import find_address
-
     access = await Access.open(find_address(site.data, "admin"))
     try:
         ledger = Ledger(access, topic)
@@ -527,3 +529,33 @@ async def test_a_host_ends_with_its_agent_and_its_workers_with_it(parts: Parts) 
         await holds(admin, 3)
         psutil.Process(one.pid).terminate()
         await until(lambda: not is_running(one.pid))
+
+
+async def test_a_write_whose_outcome_is_unknown_is_looked_up(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that says nothing for longer than writes are waited for: did it store them?"""
+    monkeypatch.setattr("skerry.functions.access.GIVE_UP", 1.0)
+    site, admin, _ = parts
+    count = await ready(parts)
+    access = await Access.open(find_address(site.data, "admin"))
+    lines, requests = Lines(access), Requests(access)
+    states: list[tuple[str, str]] = []
+    runner = Runner(
+        access, lines, requests, count,
+        lambda: states.append((runner.status.state, runner.status.error)),
+    )  # fmt: skip
+    try:
+        async with admin.publisher("in", timeout=60) as publisher:
+            for number in range(2000):
+                await publisher.send(str(number), key=f"k{number % 2}")
+                if number == 500:
+                    await holds(admin, 200)
+                    await freeze(site)
+                    await until(lambda: any("no acknowledgement" in why for _, why in states))
+                    site.thaw_engine()
+        assert await holds(admin, 2000) == counted(2000, 2)
+    finally:
+        site.thaw_engine()
+        await runner.close()
+        await access.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 
 from skerry.functions.destinations import Destinations
 from skerry.functions.journal import SLOTS, Kept, Output, Position, Record
@@ -18,7 +19,10 @@ from skerry.functions.work import Line, merged
 RECORD = 2 * 1024 * 1024
 """Bytes of effects that go into one record, if no single event has more."""
 KEEP_EVERY = SLOTS // 2
-"""Records after which changed values are written down."""
+KEEP_BYTES = 8 * 1024 * 1024
+"""Records, and bytes of them, after which changed values are written down."""
+UNSETTLED = 4 * KEEP_BYTES
+"""Bytes of records that may be not settled: they are held in memory until then."""
 BUSY = SLOTS // 8
 PACE = 0.02
 """Seconds between records of a function with state, once so many are not settled: the fewer
@@ -59,6 +63,9 @@ class Committer:
         """What the last record said to be settled."""
         self._loose = max((r.number for r in unsettled if r.state or r.outputs), default=0)
         """The last record that has effects."""
+        self._sizes: deque[tuple[int, int]] = deque()
+        """The records that are not settled, with their sizes."""
+        self._bytes = 0
         self._ending = False
 
     @property
@@ -92,11 +99,12 @@ class Committer:
             async with self._turn:
                 if self._ending:
                     continue
-                while not self._journal.has_room:
+                while not self._journal.has_room or self._bytes > UNSETTLED:
                     await self._settling()
-                state, outputs = merged(self._line.take(RECORD))
+                items = self._line.take(RECORD)
+                state, outputs = merged(items)
                 if state or outputs or self._is_overdue():
-                    await self._write(state, outputs)
+                    await self._write(state, outputs, sum(item.effects for item in items))
 
     async def _due(self) -> None:
         """Until there may be something to write."""
@@ -127,7 +135,9 @@ class Committer:
         idle = now - self._written >= IDLE
         return idle and self._said < self._loose <= self._journal.settled
 
-    async def _write(self, state: dict[str, bytes | None], outputs: tuple[Output, ...]) -> None:
+    async def _write(
+        self, state: dict[str, bytes | None], outputs: tuple[Output, ...], size: int = 0
+    ) -> None:
         journal = self._journal
         marks: dict[str, Position] = {}
         for topic in {output.topic for output in outputs}:
@@ -144,7 +154,9 @@ class Committer:
             self._loose = record.number
         if state:
             self._dirty.update(dict.fromkeys(state))
-        if self._dirty and journal.number - self._kept >= KEEP_EVERY:
+        self._sizes.append((record.number, size))
+        self._bytes += size
+        if self._dirty and (journal.number - self._kept >= KEEP_EVERY or self._bytes > KEEP_BYTES):
             self._keep_now.set()
         self._release.put(record)
         self._settle()
@@ -187,6 +199,8 @@ class Committer:
         settled = min(self._release.delivered, self._kept)
         if settled > journal.settled:
             journal.settle(settled)
+            while self._sizes and self._sizes[0][0] <= settled:
+                self._bytes -= self._sizes.popleft()[1]
             self._settled.set()
 
     async def _renew_all(self) -> None:

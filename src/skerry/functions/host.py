@@ -19,6 +19,7 @@ import msgspec
 import uvloop
 
 from skerry.engine.address import Address
+from skerry.engine.wire import Listener
 from skerry.errors import SkerryError
 from skerry.functions.access import Access
 from skerry.functions.again import Requests
@@ -42,6 +43,19 @@ CLOSING = 6.0
 _PR_SET_PDEATHSIG = 1
 
 Key = tuple[str, str]
+
+
+class _End(Listener):
+    """Ends the host when its connection is closed for good: its credentials are refused, say. The
+    agent starts another with those that are right."""
+
+    def __init__(self, commands: asyncio.Queue[Assignments | None]) -> None:
+        self._commands = commands
+
+    def on_closed(self, error: SkerryError) -> None:
+        """Nothing can be done any more."""
+        log.error("the connection is closed: %s", error.what)
+        self._commands.put_nowait(None)
 
 
 class Host:
@@ -160,9 +174,12 @@ async def _work(
     access = await _connect(address, commands)
     if access is None:
         return
+    end = _End(commands)
+    access.connection.listen(end)
     try:
         await Host(access, output).run(commands)
     finally:
+        access.connection.unlisten(end)
         await access.close()
 
 

@@ -32,7 +32,7 @@ from skerry.model.fabric import TopicEntry
 log = logging.getLogger("skerry.functions")
 
 WINDOW = 4096
-WINDOW_BYTES = 16 * 1024 * 1024
+WINDOW_BYTES = 4 * 1024 * 1024
 """What is read ahead at the most."""
 BATCH = 512
 """Events that are handed on at a time."""
@@ -53,6 +53,11 @@ class Tail(LiveSubscription):
 
     def _filters(self) -> list[str]:
         return self._subjects
+
+    @property
+    def ahead(self) -> int:
+        """Events that are there and were not taken yet, about."""
+        return len(self._held) + self.pending
 
     async def batch(self) -> list[Event]:
         """The next events, one at least."""
@@ -82,8 +87,6 @@ class Intake(Listener):
     ) -> None:
         self.position = position
         """Up to here events were handed on."""
-        self.latest = position.index
-        """The latest index that is known, about."""
         self._access = access
         self._topic = topic
         self._subjects = subjects
@@ -97,6 +100,14 @@ class Intake(Listener):
             access.connection, access.routes, new_id(), self._news.set, self._refused
         )
         self._refusal: SkerryError | None = None
+        self._tail: Tail | None = None
+        self._alone = False
+        self._unconfirmed = 0
+
+    @property
+    def ahead(self) -> int:
+        """Events that are there and were not handed on yet, about."""
+        return self._unconfirmed + (self._tail.ahead if self._tail is not None else 0)
 
     async def batches(self) -> AsyncIterator[list[Event]]:
         """Events, many at a time. Raises `UnknownTopic` once the topic is deleted."""
@@ -111,6 +122,7 @@ class Intake(Listener):
                     raise unknown_topic(self._topic)
                 self._changed.clear()
                 entry = await access.routes.find(self._topic)
+                self._alone = entry is None
                 async for events in self._of_epoch(entry):
                     yield events
         finally:
@@ -124,7 +136,9 @@ class Intake(Listener):
         """Events as long as the entry stays what it is; ends when it changes."""
         replicated = entry is not None and len(entry.members) > 1
         self._reports.clear()
-        tail = await self._unless_changed(self._open(entry))
+        self._refusal = None
+        self._unconfirmed = 0
+        self._tail = tail = await self._unless_changed(self._open(entry))
         if tail is None:
             return
         async with contextlib.AsyncExitStack() as stack:
@@ -133,9 +147,8 @@ class Intake(Listener):
                 events = await self._unless_changed(tail.batch())
                 if events is None:
                     return
-                self.latest = max(self.latest, events[-1].index + tail.pending)
                 while events:
-                    count = len(events)
+                    count = self._unconfirmed = len(events)
                     if entry is not None and replicated:
                         safe = await self._unless_changed(
                             self._confirmed(entry, events[0].index, events[-1].index)
@@ -146,6 +159,7 @@ class Intake(Listener):
                     self.position = Position(events[count - 1].index, epoch_of(entry))
                     yield events[:count]
                     events = events[count:]
+                    self._unconfirmed = len(events)
 
     async def _unless_changed(self, work: Any) -> Any:
         """What `work` returns; None if the entry changes first, or the home is away for now."""
@@ -161,9 +175,9 @@ class Intake(Listener):
                 self._missed(error.what)
                 self.position = Position(error.first - 1, self.position.epoch)
                 return None
-            except UnknownTopic:
-                raise
             except (SkerryError, Down, TimeoutError) as error:
+                if isinstance(error, UnknownTopic) and self._alone:
+                    raise  # in a fabric it is the directory that knows
                 self._told(error.what if isinstance(error, SkerryError) else "no answer")
                 await asyncio.sleep(PAUSE)
                 return None
@@ -182,7 +196,6 @@ class Intake(Listener):
         await access.reach(entry)
         state = (await access.stream(self._topic, entry))["state"]
         first, last = max(int(state["first_seq"]), 1), int(state["last_seq"])
-        self.latest = max(self.latest, last)
         if position == Position() and self._since:
             start = Start(time=datetime.fromtimestamp(self._since / 1e9, UTC))
         else:

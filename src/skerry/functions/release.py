@@ -36,6 +36,8 @@ PAUSE = 0.5
 PAUSE_MOST = 5.0
 """Seconds before a topic that is away or full is tried again, at first and at the most."""
 
+_HOPS = HOPS_HEADER.encode() + b":%d\r\n"
+
 Sent = tuple[Destination, Output, asyncio.Future[int]]
 
 
@@ -94,11 +96,11 @@ class Release:
             destination = self._destinations.known(output.topic) or await self._find(output.topic)
             future = await destination.publisher.send(
                 output.data,
-                topic=output.topic,
+                topic=None if output.topic == destination.name else output.topic,
                 key=output.key,
                 headers=output.headers or None,
                 id=output.id,
-                mark=b"%b:%d\r\n" % (HOPS_HEADER.encode(), output.hops) if output.hops else b"",
+                mark=_HOPS % output.hops if output.hops else b"",
             )
         except GONE as error:
             self._drop(output, error)
@@ -130,6 +132,8 @@ class Release:
             try:
                 index = future.result() if future.done() else await future
             except GONE as error:
+                if isinstance(error, UnknownTopic):
+                    destination.gone = error  # what is handled from now on fails
                 self._drop(output, error)
                 return
             except (OutcomeUnknown, PublishFailed):
@@ -197,7 +201,7 @@ class Release:
                     start = 0  # it was made anew
                 found = await stored_ids(
                     self._access.connection,
-                    self._access.home(entry),
+                    None if entry is None else entry.home,
                     stream_of(name),
                     max(start + 1, int(info["state"]["first_seq"])),
                     last,

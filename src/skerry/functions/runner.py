@@ -26,7 +26,7 @@ log = logging.getLogger("skerry.functions")
 FENCED = 1.0
 """Seconds before a host that was replaced, and is still told to run the function, tries again."""
 PAUSE = 0.2
-PAUSE_MOST = 5.0
+PAUSE_MOST = 2.0
 """Seconds before a session that failed is begun anew, at first and at the most."""
 
 
@@ -69,7 +69,7 @@ class Runner:
         if (session := self._session) is not None:
             self._topics.update(session.destinations.names)
             self._committed = session.ledger.journal.progress.log
-            self._latest = max(session.intake.latest, self._committed.index)
+            self._latest = self._committed.index + session.ahead
             self._keys = len(session.ledger.journal.state)
         return Running(
             function=self.assignment.function,
@@ -123,7 +123,7 @@ class Runner:
                 what = error.what if isinstance(error, SkerryError) else "no answer"
                 self.tell("waiting", what)
                 log.warning("%s begins anew: %s", self.assignment.function, what)
-                if asyncio.get_running_loop().time() - began > 10 * PAUSE_MOST:
+                if asyncio.get_running_loop().time() - began > 2 * PAUSE_MOST:
                     pause = PAUSE
                 wait, pause = pause, min(pause * 2, PAUSE_MOST)
             except Exception as error:

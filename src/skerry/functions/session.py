@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 
 from skerry.engine.link import Down
-from skerry.errors import Conflict, SkerryError, UnknownTopic
+from skerry.errors import BadSetting, Conflict, SkerryError, UnknownTopic
 from skerry.functions import again, reads
 from skerry.functions.access import Access
 from skerry.functions.assignment import Assignment, State
@@ -117,7 +117,10 @@ class Session:
         )
         self._line = Line(journal.progress)
         self._committer = Committer(self.ledger, self._line, self._release, self.destinations)
-        self._subjects = Pattern.parse(self._settings.topic).subjects(assignment.log) or ()
+        subjects = Pattern.parse(self._settings.topic).subjects(assignment.log)
+        if subjects is None:
+            raise BadSetting(f"nothing of {assignment.log} can match {self._settings.topic}")
+        self._subjects = subjects
         self.intake = Intake(
             access,
             assignment.log,
@@ -182,6 +185,11 @@ class Session:
             timeout=self._settings.timeout,
             network=self._settings.network,
         )
+
+    @property
+    def ahead(self) -> int:
+        """Events that are there and not committed, about."""
+        return self.intake.ahead + len(self._line)
 
     async def finish(self) -> None:
         """Handle nothing more; deliver what is committed, if that takes no long time."""
@@ -258,9 +266,11 @@ class Session:
 
     def unknown(self, published: Sequence[Published]) -> list[str]:
         """The topics of which it is not known whether they are there."""
-        known, missing = self.destinations.known, self._missing
+        known = self.destinations.known
         return [
-            one.topic for one in published if known(one.topic) is None and one.topic not in missing
+            one.topic
+            for one in published
+            if known(one.topic) is None and one.topic not in self._missing
         ]
 
     async def find(self, topics: list[str]) -> None:
@@ -282,8 +292,8 @@ class Session:
 
     def accept(self, item: Item, done: Done) -> str | None:
         """Take what came of an item; or say why it cannot be taken."""
-        published = done.published
-        if published:
+        published, state = done.published, done.state
+        if published or state:
             for one in published:
                 destination = self.destinations.known(one.topic)
                 if destination is None:
@@ -291,22 +301,20 @@ class Session:
                     return f"published to {one.topic}: {what}"
                 if (refusal := too_large(one, destination)) is not None:
                     return refusal
-            item.outputs = self._namer.outputs(item, published)
-            self._runner.count("published", len(published))
-        if done.state:
-            item.state = done.state
-        if published or done.state:
-            if (size := item.effects) > self._room:
-                item.outputs, item.state = (), {}
+            if item.take(self._namer.outputs(item, published), state) > self._room:
+                size = item.effects
+                item.take((), {})
                 return f"published and kept {size} bytes for one event, {self._room} are taken"
-            for key, value in done.state.items():
+            for key, value in state.items():
                 if value is None:
                     self._live.pop(key, None)
                 else:
                     self._live[key] = value
+            self._runner.count("published", len(published))
         self._runner.count("handled")
-        if self._retrying:
+        if self._retrying or self._broken:
             self._retrying.discard(id(item))
+            self._broken = ""
             self._say()
         self._line.finished(item)
         return None
@@ -316,7 +324,7 @@ class Session:
         runner = self._runner
         runner.count("dead")
         runner.write("error", f"event {item.index} of {item.topic} is a dead letter: {error}")
-        item.outputs = (self._namer.dead_letter(item, error, self._room),)
+        item.take((self._namer.dead_letter(item, error, self._room),), {})
         self._retrying.discard(id(item))
         self._say()
         self._line.finished(item)

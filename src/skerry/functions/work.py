@@ -7,14 +7,14 @@ from collections import deque
 
 import msgspec
 
-from skerry.functions.frames import Done, Published
+from skerry.functions.frames import Published
 from skerry.functions.journal import Output, Position, Progress, output_id
 from skerry.model.event import KEY_HEADER, Event, parse_headers
 from skerry.model.functions import DEAD, MAX_HOPS
 
 HOPS_HEADER = "Skerry-Hops"
-EVENTS = 8192
-BYTES = 32 * 1024 * 1024
+EVENTS = 4096
+BYTES = 8 * 1024 * 1024
 """What may be on its way at the most."""
 OVERHEAD = 128
 """Bytes that an event, an output or a value takes beside its data, about."""
@@ -46,22 +46,27 @@ class Item(msgspec.Struct, eq=False):
     done: bool = False
     outputs: tuple[Output, ...] = ()
     state: dict[str, bytes | None] = {}
+    size: int = 0
+    """Bytes in memory, about."""
+    effects: int = 0
+    """Bytes that its effects take in a record, about."""
 
-    @property
-    def size(self) -> int:
-        """Bytes in memory, about."""
-        return len(self.data) + OVERHEAD
+    def __post_init__(self) -> None:
+        """Measure it."""
+        self.size = len(self.data) + OVERHEAD
 
-    @property
-    def effects(self) -> int:
-        """Bytes that its effects take in a record, about."""
+    def take(self, outputs: tuple[Output, ...], state: dict[str, bytes | None]) -> int:
+        """Take what came of it; how large that is."""
+        self.outputs, self.state = outputs, state
         size = 0
-        for output in self.outputs:
+        for output in outputs:
             size += len(output.data) + OVERHEAD
             if output.headers:
                 size += sum(len(name) + len(value) for name, value in output.headers.items())
-        for key, value in self.state.items():
-            size += len(key) + len(value or b"") + OVERHEAD
+        if state:
+            for key, value in state.items():
+                size += len(key) + len(value or b"") + OVERHEAD
+        self.effects = size
         return size
 
 
@@ -203,10 +208,9 @@ class Line:
         items = self._items
         while items and items[0].done and len(taken) < events:
             item = items[0]
-            if item.outputs or item.state:
-                most -= item.effects
-                if most < 0 and taken:
-                    break
+            most -= item.effects
+            if most < 0 and taken:
+                break
             taken.append(items.popleft())
             self._bytes -= item.size
         if taken:
@@ -228,8 +232,3 @@ def merged(items: list[Item]) -> tuple[dict[str, bytes | None], tuple[Output, ..
         if item.outputs:
             outputs.extend(item.outputs)
     return state, tuple(outputs)
-
-
-def is_empty(done: Done) -> bool:
-    """Whether a handler changed nothing."""
-    return not done.published and not done.state
