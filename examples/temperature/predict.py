@@ -26,14 +26,24 @@ class Model(msgspec.Struct):
 def predict(ctx: Context, event: Event) -> None:
     """Read the newest model and apply it."""
     source, _, sensor = event.topic.split("/")
-    if ctx.latest_index(f"weather/outdoor/{sensor}"):
-        return  # it has a thermometer
+    if has_thermometer(ctx, sensor):
+        return
     index = ctx.latest_index(f"model/{source}")
     if not index:
         return  # nothing is learnt yet
     reading: Reading = event.data
     celsius = float(np.array([1.0, reading.celsius]) @ weights(ctx, source, index))
     ctx.publish(f"forecast/{source}/{sensor}", {"at": reading.at, "celsius": celsius})
+
+
+_thermometers: set[str] = set()
+
+
+def has_thermometer(ctx: Context, sensor: str) -> bool:
+    """Whether a thermometer ever spoke there. What has one keeps it: we ask until it has."""
+    if sensor not in _thermometers and ctx.latest_index(f"weather/outdoor/{sensor}"):
+        _thermometers.add(sensor)
+    return sensor in _thermometers
 
 
 _known: dict[tuple[str, int], NDArray[np.float64]] = {}
