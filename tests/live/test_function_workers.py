@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import tempfile
 import venv
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 import skerry
 from skerry.errors import FunctionBroken, NotYet, UnknownTopic
 from skerry.functions import lane as lanes
+from skerry.functions import scratch
 from skerry.functions.frames import Answer, Ask, Done, Failed, Published, Skipped, Task
 from skerry.functions.lane import Lane
 from skerry.model.functions import MAX_STATE_VALUE
@@ -627,8 +629,8 @@ async def test_memory_is_limited_and_a_new_worker_has_room(tmp_path: Path) -> No
         assert bench.lane.waiting == 5 - len(bench.results) > 0
 
 
-async def test_workers_die_with_their_host(tmp_path: Path) -> None:
-    """Also one that is busy, and reads nothing."""
+async def test_workers_die_with_their_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that is busy, and reads nothing; its folder goes with the next host."""
     (tmp_path / "host.py").write_text(
         "import asyncio, os, sys\n"
         "from pathlib import Path\n"
@@ -638,20 +640,34 @@ async def test_workers_die_with_their_host(tmp_path: Path) -> None:
         f"    async with Bench(Path({str(tmp_path)!r}), code) as bench:\n"
         "        bench.give(b'')\n"
         "        while not bench.text: await asyncio.sleep(0.01)\n"
-        "        print(bench.lane._process.pid, flush=True)\n"
+        "        print(bench.lane._process.pid, bench.lane._process.folder, flush=True)\n"
         "        await asyncio.sleep(60)\n"
         "asyncio.run(main())\n"
     )
     host = await asyncio.create_subprocess_exec(
         sys.executable, str(tmp_path / "host.py"), stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(_paths())},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(_paths()), "TMPDIR": str(tmp_path)},
     )  # fmt: skip
     assert host.stdout is not None
-    pid = int(await host.stdout.readline())
+    number, name = (await host.stdout.readline()).split()
+    pid, folder = int(number), Path(name.decode())
     assert Path(f"/proc/{pid}").exists()
     host.kill()
     await host.wait()
     await until(lambda: _is_gone(pid))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    scratch._own.cache_clear()
+    scratch.sweep()
+    assert folder.exists()  # it is young
+    monkeypatch.setattr(scratch, "YOUNG", -1.0)
+    async with Bench(tmp_path, ECHO) as bench:
+        assert bench.lane._process is not None
+        own = Path(bench.lane._process.folder)
+        scratch.sweep()
+        assert not folder.parent.exists()
+        assert own.is_relative_to(tmp_path)
+        assert own.exists()
+    scratch._own.cache_clear()
 
 
 def _paths() -> list[str]:

@@ -22,7 +22,9 @@ from skerry.functions.site import Functions
 from skerry.model.functions import REGISTRY, Function, journal_of
 from skerry.testing import LocalFabric, LocalSite
 from tests.conftest import until
+from tests.functions.kills import Options
 from tests.live.fabrics import Load, three_sites
+from tests.live.function_agents import AgentCampaign
 from tests.live.test_security import address_of, intruder
 
 # Rights: whoever writes below functions/ decides which code runs.
@@ -444,3 +446,11 @@ def test_a_function_of_the_registry_can_be_read_back() -> None:
     )
     found = msgspec.json.decode(text, type=Function)
     assert (found.current.number, found.current.settings.retries, found.paused) == (3, 3, False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_agents_keep_the_promise_while_everything_is_killed() -> None:
+    """`python -m tests.live.function_agents` does more of it."""
+    result = await AgentCampaign(Options(seed=11, events=2000, kills=8, away=1.0)).run()
+    assert result.is_good, result

@@ -33,7 +33,7 @@ SLOTS = 64
 """Records between the oldest one that is not settled and the newest, at the most."""
 
 
-class Output(msgspec.Struct, frozen=True, array_like=True):
+class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An event that a handler published."""
 
     topic: str
@@ -44,7 +44,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     hops: int = 0
 
 
-class Position(msgspec.Struct, frozen=True, array_like=True):
+class Position(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How far a function is with a log: the last index that it is done with."""
 
     index: int = 0
@@ -52,7 +52,7 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
     """Of which history of the log that index is."""
 
 
-class Progress(msgspec.Struct, frozen=True, array_like=True):
+class Progress(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where a function is, with its log and with what it was asked to do again."""
 
     log: Position = Position()

@@ -18,6 +18,7 @@ import msgspec
 
 import skerry
 from skerry.functions.frames import EXIT_MEMORY, SCRATCH, SCRATCH_FILES, Setup
+from skerry.functions.scratch import new_folder
 
 BUFFER = 1024 * 1024
 """Bytes that wait in the socket, where the kernel allows so many."""
@@ -85,7 +86,7 @@ class WorkerProcess:
 
     def _start(self, launch: Launch, passing: contextlib.ExitStack) -> None:
         held = self._held
-        self.folder = tempfile.mkdtemp(prefix="skerry-function-")
+        self.folder = new_folder()
         """Where it may write."""
         held.callback(shutil.rmtree, self.folder, ignore_errors=True)
         self.socket, theirs = socket.socketpair()

@@ -27,7 +27,7 @@ _PLAIN = b"NATS/1.0\r\nNats-Msg-Id:"
 _OWN = ("nats-", "skerry-", "nmqtt-")
 
 
-class Item(msgspec.Struct, eq=False):
+class Item(msgspec.Struct, eq=False, gc=False):
     """One event to handle, and what came of it."""
 
     topic: str

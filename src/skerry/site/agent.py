@@ -273,8 +273,12 @@ class Site:
 
     def _serve(self, control: Control, topics: Topics, alone: Alone) -> None:
         async def create(request: TopicRequest) -> Topic:
-            name, settings = request.name, settings_of(request.name, request.settings)
-            return alone.made(await topics.create(check_not_own(name), settings))
+            check_not_own(request.name)
+            return await create_any(request)
+
+        async def create_any(request: TopicRequest) -> Topic:
+            settings = settings_of(request.name, request.settings)
+            return alone.made(await topics.create(request.name, settings))
 
         async def change(request: TopicRequest) -> Topic:
             settings_of(request.name, request.settings)
@@ -286,6 +290,7 @@ class Site:
 
         control.serve("open.status", None, self.status)
         control.serve("open.topic.create", TopicRequest, create)
+        control.serve("admin.topic.create", TopicRequest, create_any)
         control.serve("admin.topic.set", TopicRequest, change)
         control.serve("admin.topic.delete", TopicName, delete)
 
