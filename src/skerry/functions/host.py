@@ -41,7 +41,12 @@ PAUSE = 1.0
 CLOSING = 6.0
 """Seconds that all runners together may take to end in order."""
 
+KEPT_MEMORY = 64 * 1024 * 1024
+"""Bytes that are kept for later at the most."""
+
 _PR_SET_PDEATHSIG = 1
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
 
 Key = tuple[str, str]
 
@@ -199,15 +204,25 @@ async def _connect(address: Address, commands: asyncio.Queue[Assignments | None]
             commands.put_nowait(command)
 
 
-if __name__ == "__main__":
-    # If the agent is killed the host must go: the next agent starts another.
+def _prepare() -> None:
+    """Make this process one that ends with its parent, and that is good at moving events."""
+    libc = ctypes.CDLL(None)
     parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        sys.exit(0)
+        sys.exit(0)  # the agent is dead already, and the next one starts another host
+    if hasattr(libc, "mallopt"):
+        # Keep memory instead of giving it back after each record: a seventh of the time for
+        # events of 8 KB went into fetching it again.
+        libc.mallopt(_M_TRIM_THRESHOLD, KEPT_MEMORY)
+        libc.mallopt(_M_MMAP_THRESHOLD, KEPT_MEMORY // 2)
     # Thousands of events are on their way at a time, none of them in a circle.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
+
+
+if __name__ == "__main__":
+    _prepare()
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr
     )
