@@ -75,10 +75,14 @@ class Stage:
         if found != events:
             raise RuntimeError(f"{topic} holds {found} events, not {events}")
 
+    def processes(self) -> list[psutil.Process]:
+        """`skerry up`, its engine, and whatever else it started."""
+        agent = psutil.Process(self._process)
+        return [agent, *agent.children(recursive=True)]
+
     def memory_mb(self) -> float:
         """Resident memory of `skerry up` and its engine."""
-        agent = psutil.Process(self._process)
-        return sum(p.memory_info().rss for p in (agent, *agent.children(recursive=True))) / MB
+        return sum(process.memory_info().rss for process in self.processes()) / MB
 
 
 @contextlib.asynccontextmanager

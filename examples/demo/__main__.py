@@ -3,7 +3,8 @@
 Three sites on this machine, each with an engine of its own, become a fabric: a hub, a farm and a
 lab. Publishers and subscribers at all of them work on while the home of a topic is killed and
 replaced, while the topic moves back, and while the hub is away. Then every event is checked, at
-every site; a subscriber asks for feeds by query; and a Spark pipeline adds all events up.
+every site; a subscriber asks for feeds by query; a function follows its topic to another site; and
+a Spark pipeline adds all events up.
 
     make demo
 """
@@ -22,6 +23,7 @@ import uvloop
 from rich.table import Table
 
 from examples.demo.daylight import follow_the_light
+from examples.demo.function import follow_the_topic
 from examples.demo.parties import Device, Publisher, Sensor, Subscriber
 from examples.demo.screen import Screen
 from examples.demo.spark import total_up
@@ -77,8 +79,11 @@ async def main() -> int:
                 task.cancel()
         faults = await check(screen, clients, publishers, subscribers)
         faults += await follow_the_light(screen, lab, farm)
+        faults += await follow_the_topic(screen, fabric, lab, admin)
         faults += await total_up(screen, fabric["hub"], hub, publishers)
-        screen.say("Next: docs/fabric.md, docs/feeds.md, docs/pipelines.md, or skerry fabric init")
+        screen.say(
+            "Next: docs/fabric.md, docs/functions.md, docs/pipelines.md, or skerry fabric init"
+        )
         return min(faults, 1)
 
 

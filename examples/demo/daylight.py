@@ -1,4 +1,4 @@
-"""The act before the last: the daylighting of a room asks for its sensors by query."""
+"""Act 4: the daylighting of a room asks for its sensors by query."""
 
 from __future__ import annotations
 

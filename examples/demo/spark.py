@@ -32,8 +32,8 @@ UNFIT = 8
 async def total_up(
     screen: Screen, site: LocalSite, client: Client, publishers: Sequence[Publisher]
 ) -> int:
-    """Act 5: run `examples/pipelines/totals.py` until it has caught up; return the exit code."""
-    screen.say("act 5: a Spark pipeline adds up all events, and writes its totals to a topic")
+    """Act 6: run `examples/pipelines/totals.py` until it has caught up; return the exit code."""
+    screen.say("act 6: a Spark pipeline adds up all events, and writes its totals to a topic")
     try:
         if importlib.util.find_spec("pyspark") is None:
             raise EngineMissing("PySpark is not installed", "Get it: pip install 'skerry[spark]'.")

@@ -36,6 +36,9 @@
     │   ├── PipelineRuns          it runs already
     │   ├── CheckpointMismatch    its code cannot go on where its checkpoint ends
     │   └── PipelineFailed        it ended with an error of the user's code or of Spark
+    ├── FunctionError             a function of the user's
+    │   ├── UnknownFunction       no function of that name
+    │   └── FunctionBroken        its code cannot be loaded; `trace` says where
     ├── EngineError               the engine's binary or process
     │   ├── EngineMissing, EngineTooOld, EngineUnfit, EngineFailed
     │   └── PortTaken
@@ -246,7 +249,7 @@ class MoveFailed(FabricError):
 
 
 class Conflict(FabricError):
-    """An entry of the coordination store was changed by somebody else first."""
+    """What was to be changed was changed by somebody else first. Nothing was written."""
 
 
 class PipelineError(SkerryError):
@@ -277,6 +280,26 @@ class CheckpointMismatch(PipelineError):
 
 class PipelineFailed(PipelineError):
     """The pipeline ended with an error. Its checkpoint is whole: it can be run again."""
+
+
+class FunctionError(SkerryError):
+    """Something about a function of the user's."""
+
+
+class UnknownFunction(FunctionError):
+    """No function of that name is deployed."""
+
+    exit_code = 3
+
+
+class FunctionBroken(FunctionError):
+    """The code of a function cannot be loaded. `trace` is where it failed, in lines."""
+
+    exit_code = 4
+
+    def __init__(self, what: str, advice: str = "", trace: str = "") -> None:
+        super().__init__(what, advice)
+        self.trace = trace
 
 
 class EngineError(SkerryError):

@@ -9,6 +9,7 @@ import pytest
 
 from skerry import Topic
 from skerry.errors import MoveFailed, SkerryError, UnknownSite, UnknownTopic
+from skerry.fabric.copies import Copies
 from skerry.model import promotion
 from skerry.model.fabric import SubscriptionRecord, subscription_key
 from skerry.testing import LocalFabric
@@ -38,6 +39,42 @@ async def test_a_topic_moves_around_under_load(replicas: int) -> None:
                 await load.go_on(20)
         sites = SITES if replicas else ["farm"]
         await check_all(fabric, "t", sites, names(load.count))
+
+
+async def test_events_under_way_when_a_home_is_frozen_keep_their_topic() -> None:
+    """They wait in the engine, and are stored when the home is frozen, or of another epoch."""
+    async with LocalFabric(["hub"]) as fabric, fabric.connect("hub") as client:
+        await client.create_topic("t")
+        part = fabric.agent("hub").fabric
+        assert part is not None
+        copies = part.copies
+        stop = asyncio.Event()
+
+        async def flood() -> int:
+            sent = 0
+            async with client.publisher("t", timeout=60) as publisher:
+                while not stop.is_set():
+                    for _ in range(200):
+                        await publisher.send(str(sent), topic="t/a")
+                        sent += 1
+                    await asyncio.sleep(0)
+            return sent
+
+        flooding = asyncio.create_task(flood())
+        for epoch in range(1, 21):
+            await until(lambda epoch=epoch: _is_open(copies, epoch))  # type: ignore[misc]
+            await copies.freeze("t", epoch, lease=0.0)  # and opens again by itself
+        stop.set()
+        sent = await flooding
+        found: dict[str, list[int]] = {}
+        async for event in client.read("t"):
+            found.setdefault(event.topic, []).append(int(event.data))
+        assert found == {"t/a": list(range(sent))}
+
+
+def _is_open(copies: Copies, epoch: int) -> bool:
+    entry, local = copies.entry("t"), copies.local("t")
+    return entry is not None and local is not None and (entry.epoch, local.kind) == (epoch, "home")
 
 
 async def test_the_replicas_may_be_named_anew() -> None:

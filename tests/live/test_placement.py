@@ -141,7 +141,7 @@ async def _first(reports: AsyncIterator[MoveReport], count: int) -> AsyncIterato
 async def test_only_agents_write_what_decides() -> None:
     async with placed() as (fabric, admin), fabric.connect("farm") as client:
         for topic in ("placement", "placement/mine"):
-            with pytest.raises(errors.BadName, match="reserved"):
+            with pytest.raises(errors.AccessDenied, match="Skerry's own"):
                 await client.create_topic(topic)
         await client.placement_plan()
         with pytest.raises(errors.AccessDenied):

@@ -26,6 +26,7 @@ PUBLIC = {
     "TopicSettings",
     "connect",
     "errors",
+    "function",
     "pipeline",
 }
 

@@ -19,6 +19,10 @@ from skerry.cli import (
     doctor,
     fabric,
     feed,
+    function,
+    function_graph,
+    function_show,
+    function_trial,
     get,
     move,
     pipeline,
@@ -54,6 +58,9 @@ fabrics = typer.Typer(no_args_is_help=True, help="Begin a fabric of several site
 feeds = typer.Typer(no_args_is_help=True, help="Register, change, list and remove feeds.")
 placements = typer.Typer(
     no_args_is_help=True, help="Have topics live near their clients: plan, apply, explain."
+)
+functions = typer.Typer(
+    no_args_is_help=True, help="Run code where the events are: deploy, watch, replay."
 )
 pipelines = typer.Typer(no_args_is_help=True, help="Run functions of Spark between topics.")
 site = typer.Typer(no_args_is_help=True, help="Take a site out of service, or out of the fabric.")
@@ -168,6 +175,18 @@ _add(placements, "explain", placement_explain.explain, placement_explain.EXAMPLE
 _add(placements, "pin", placement.pin, placement.PIN_EXAMPLE)
 _add(placements, "set", placement.change, placement.SET_EXAMPLE)
 _add(placements, "status", placement.status, placement.STATUS_EXAMPLE)
+app.add_typer(functions, name="function")
+_add(functions, "deploy", function.deploy, function.DEPLOY_EXAMPLE)
+_add(functions, "test", function_trial.trial, function_trial.EXAMPLE)
+_add(functions, "list", function_show.list_functions, function_show.LIST_EXAMPLE)
+_add(functions, "show", function_show.show, function_show.SHOW_EXAMPLE)
+_add(functions, "logs", function_show.logs, function_show.LOGS_EXAMPLE)
+_add(functions, "graph", function_graph.graph, function_graph.EXAMPLE)
+_add(functions, "pause", function.pause, function.PAUSE_EXAMPLE)
+_add(functions, "resume", function.resume, function.RESUME_EXAMPLE)
+_add(functions, "rollback", function.rollback, function.ROLLBACK_EXAMPLE)
+_add(functions, "replay", function.replay, function.REPLAY_EXAMPLE)
+_add(functions, "remove", function.remove, function.REMOVE_EXAMPLE)
 app.add_typer(pipelines, name="pipeline")
 _add(pipelines, "run", pipeline.run, pipeline.RUN_EXAMPLE)
 _add(pipelines, "deploy", pipeline.deploy, pipeline.DEPLOY_EXAMPLE)

@@ -20,6 +20,7 @@ from skerry.cli.common import (
 )
 from skerry.cli.output import columns, count, draw, emit, emit_document, facts, note
 from skerry.errors import BadSetting
+from skerry.model.names import is_own
 from skerry.model.quantities import parse_duration, parse_size, show_duration, show_size
 from skerry.model.topic import MAX_REPLICAS, Ack, Durability, OnPartition, Topic, TopicSettings
 
@@ -171,7 +172,13 @@ def create(
 
 
 def list_topics(
-    connect: Connect = None, timeout: Timeout = TIMEOUT, as_json: AsJson = False
+    everything: Annotated[
+        bool,
+        typer.Option("--all", "-a", metavar="", help="Also those that Skerry keeps for functions."),
+    ] = False,
+    connect: Connect = None,
+    timeout: Timeout = TIMEOUT,
+    as_json: AsJson = False,
 ) -> None:
     """List the topics of the site, in a fabric of all sites."""
 
@@ -179,7 +186,7 @@ def list_topics(
         async with connected(connect, timeout) as client:
             return await client.topics()
 
-    topics = run(ask())
+    topics = [topic for topic in run(ask()) if everything or not is_own(topic.name)]
     if as_json:
         emit_document(topics)
         return

@@ -37,6 +37,7 @@ from skerry.errors import (
     Unavailable,
 )
 from skerry.feeds.feed import FeedHandle, FeedKeeper
+from skerry.functions.calls import FunctionCalls
 from skerry.log.append import Publisher
 from skerry.log.follow import Subscription
 from skerry.log.frames import new_id
@@ -151,7 +152,7 @@ class _Opened:
         )
 
 
-class Client(PlacementCalls):
+class Client(FunctionCalls, PlacementCalls):
     """A connection to a site that survives engine restarts.
 
     While the site is away, calls wait; after `timeout` seconds they raise `Unavailable`, and a

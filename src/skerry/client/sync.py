@@ -17,6 +17,7 @@ import uvloop
 
 import skerry.client.client as asynchronous
 from skerry.client.client import Target
+from skerry.client.sync_functions import SyncFunctionCalls
 from skerry.client.sync_placement import SyncPlacementCalls
 from skerry.config import ClientSettings
 from skerry.coords import Coordinate
@@ -81,7 +82,7 @@ class _Loop:
             self._loop.close()
 
 
-class SyncClient(SyncPlacementCalls):
+class SyncClient(SyncFunctionCalls, SyncPlacementCalls):
     """A `skerry.Client` whose calls block; each does what its namesake does."""
 
     def __init__(self, client: asynchronous.Client) -> None:

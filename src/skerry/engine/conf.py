@@ -1,8 +1,10 @@
 """The engine's configuration: listeners, users and their rights, storage.
 
-Three users share one account. `admin` is the site's own agent and the command line's: it may do
+Four users share one account. `admin` is the site's own agent and the command line's: it may do
 everything in the account. `sdk` publishes, reads and subscribes; topics it has made for it by the
-agent, and it can neither change nor delete one. `plain` is for clients without the SDK: it
+agent, and it can neither change nor delete one. `functions` is the process that runs functions: it
+may what `sdk` may, and write below the topic `functions`, which nobody else but the agent may, for
+what is written there decides which code runs. `plain` is for clients without the SDK: it
 publishes to `p.>` and receives from `t.>`, asks for feeds and queries on `q.in.*` and is answered
 on `q.out.*`, and listens to feeds on `f.>`; nothing else.
 
@@ -26,8 +28,9 @@ import msgspec
 from skerry.config import SiteSettings
 from skerry.engine.address import Address, host_port, write_secret
 from skerry.engine.folder import Folder, unwritable
+from skerry.model.names import OWN
 
-USERS = ("admin", "sdk", "plain")
+USERS = ("admin", "sdk", "plain", "functions")
 FABRIC_USERS = ("system", "join")
 ACCOUNT = "SKERRY"
 SYSTEM_ACCOUNT = "SYSTEM"
@@ -46,10 +49,13 @@ LINK_API = (
 """What of a site's JetStream API its peers use: to follow its logs, and to write to the store."""
 
 OWN_SUBJECTS = tuple(
-    f"{prefix}.placement{rest}" for prefix in ("s.*.*", "o.*", "p") for rest in ("", ".>")
+    f"{prefix}.{own}{rest}"
+    for own in OWN
+    for prefix in ("s.*.*", "o.*", "p")
+    for rest in ("", ".>")
 )
-"""Every subject that an event of a topic below `placement` can be written on. Only agents may: what
-is written there decides where topics live."""
+"""Every subject that an event of a topic of Skerry's own can be written on: what is written there
+decides which code runs, and where topics live."""
 
 LINK_RECONNECT = "500ms"
 """Before the engine dials a lost link again. Longer than a publisher needs to notice that what it
@@ -98,15 +104,19 @@ class Wiring(msgspec.Struct, frozen=True):
 def rights(site: str, user: str, in_fabric: bool = False) -> dict[str, Any] | None:
     """What `user` may publish and subscribe to; None: everything in the account."""
     inbox = f"_INBOX.{site}.{user}.>"
-    if user == "sdk":
+    if user in ("sdk", "functions"):
         api = [f"$JS.API.{call}" for call in READ_API]
         write = [f"s.{site}.>"]
         if in_fabric:
             write = ["s.>", f"o.{site}.>", "_sk.*.open.>", "$JS.*.API.DIRECT.GET.*"]
+        if in_fabric and user == "functions":
+            # What an event did is looked up at the home of where it went to.
+            write += [f"$JS.*.API.{call}" for call in LINK_API if not call.startswith("$KV")]
+        denied = [one for one in OWN_SUBJECTS if user == "sdk" or ".functions" not in one]
         return {
             "publish": {
                 "allow": [*write, f"_sk.{site}.open.>", "$JS.ACK.>", *api],
-                "deny": list(OWN_SUBJECTS),
+                "deny": denied,
             },
             "subscribe": {
                 "allow": [inbox, "t.>", "f.>", f"_sk.{site}.news.>", f"_sk.{site}.query.>"]

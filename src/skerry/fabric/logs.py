@@ -143,9 +143,7 @@ class Logs:
             local.kind = ""
             return
         config = {
-            key: value
-            for key, value in info["config"].items()
-            if key not in ("sources", "subject_transform", "mirror")
+            key: value for key, value in info["config"].items() if key not in ("sources", "mirror")
         }
         config["subjects"] = [f"_frozen.{local.stream}"]
         await self.update(local, config)

@@ -4,6 +4,7 @@ A home that was replaced while it was away may hold events that the new home nev
 acknowledged them at level `home` and died before a replica had them. Each is published to the new
 home with its own id, unless the new home has it already, because its publisher sent it again.
 
+What was written on a condition that does not hold any more counts for nothing, and is left behind.
 Events that came out of an outbox are left alone: their outbox keeps them until enough replicas
 have them, and the new home reads it from where its own log ends.
 """
@@ -16,7 +17,7 @@ from contextlib import aclosing
 from skerry.engine.jetstream import JetStream
 from skerry.engine.link import Down
 from skerry.engine.wire import NO_RESPONDERS
-from skerry.errors import Unavailable
+from skerry.errors import Conflict, Unavailable
 from skerry.log.follow import Start
 from skerry.log.frames import outcome_of
 from skerry.log.live import LiveSubscription
@@ -80,7 +81,7 @@ async def _publish(jetstream: JetStream, entry: TopicEntry, identity: str, event
             await asyncio.sleep(0.05)
             continue
         outcome = outcome_of(entry.name, reply.head, reply.data)
-        if isinstance(outcome, int):
+        if isinstance(outcome, int | Conflict):
             return
         raise outcome
     raise Unavailable(f"the new home of {entry.name} took no salvaged event in time")

@@ -40,7 +40,7 @@ from skerry.model.control import (
 )
 from skerry.model.demands import settings_of
 from skerry.model.fabric import Presence, SiteRecord, TopicEntry, up_key
-from skerry.model.placement import check_not_own
+from skerry.model.names import check_not_own
 from skerry.model.topic import Topic
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ class Services:
         serve("open.rtt", RttRequest, self._part.distances.rtt)
         serve("open.coordinate", None, self._part.distances.info)
         serve("open.unsubscribe", tuple[str, str], lambda r: copies.durables.forget(*r))
+        serve("admin.topic.create", TopicRequest, self._create_any)
         serve("admin.topic.set", TopicRequest, self._change)
         serve("admin.topic.delete", TopicName, self._led("topic.delete", NoneType))
         serve("admin.topic.move", MoveRequest, self._move)
@@ -149,6 +150,10 @@ class Services:
 
     async def _create(self, request: TopicRequest) -> Topic:
         check_not_own(request.name)
+        return await self._create_any(request)
+
+    async def _create_any(self, request: TopicRequest) -> Topic:
+        """Also what Skerry keeps for itself."""
         settings_of(request.name, request.settings).check()
         return await self._ask_for("topic.create", request)
 

@@ -32,6 +32,7 @@ from skerry.log.route import Routes
 from skerry.model.control import ChangeRequest, RegisterRequest, RemoveRequest, RenewRequest
 from skerry.model.event import VERSION_HEADER
 from skerry.model.feeds import Feed
+from skerry.model.names import check_not_own
 from skerry.model.simple import (
     AnyRequest,
     End,
@@ -217,6 +218,7 @@ class SimpleClients(Listener):
         return changed
 
     async def _publish(self, feed: Feed, payload: bytes, id: str | None) -> int:
+        check_not_own(feed.topic)  # we may write there, and the client may not
         mark = b"%b:%d\r\n" % (VERSION_HEADER, feed.version)
         publisher = self._publisher(log_of(feed.topic) or feed.topic)
         return await (await publisher.send(payload, topic=feed.topic, mark=mark, id=id))

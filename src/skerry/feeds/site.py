@@ -43,7 +43,7 @@ from skerry.model.control import (
     TopicRequest,
 )
 from skerry.model.feeds import Feed, apply, check_change, check_id, check_metadata
-from skerry.model.names import differences_subject, feed_log, feed_records
+from skerry.model.names import check_not_own, differences_subject, feed_log, feed_records
 from skerry.query.language import parse
 
 log = logging.getLogger("skerry.feeds")
@@ -163,6 +163,7 @@ class Feeds:
         engine = await self._ready()
         topic = request.topic or f"{feed_log(self.site)}/{id}"
         if request.topic is not None:
+            check_not_own(request.topic)
             await engine.homes.place(topic)  # says so if there is none
         await self._make_logs(engine)
         self._leases[owner] = self._now() + _check_lease(request.lease)

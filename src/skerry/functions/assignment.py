@@ -51,7 +51,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     index: int = 0
     """The last index of the log that is done and committed."""
     latest: int = 0
-    """The latest index of the log that is known."""
+    """About where the log ends: by so many events that are to be handled it is ahead of `index`."""
     handled: int = 0
     """Events handled since the host began; so with the following."""
     failed: int = 0

@@ -33,7 +33,7 @@ SLOTS = 64
 """Records between the oldest one that is not settled and the newest, at the most."""
 
 
-class Output(msgspec.Struct, frozen=True, array_like=True):
+class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An event that a handler published."""
 
     topic: str
@@ -44,7 +44,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     hops: int = 0
 
 
-class Position(msgspec.Struct, frozen=True, array_like=True):
+class Position(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How far a function is with a log: the last index that it is done with."""
 
     index: int = 0
@@ -52,7 +52,7 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
     """Of which history of the log that index is."""
 
 
-class Progress(msgspec.Struct, frozen=True, array_like=True):
+class Progress(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where a function is, with its log and with what it was asked to do again."""
 
     log: Position = Position()
@@ -71,6 +71,9 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     state: dict[str, bytes | None] = {}
     """New values; None: the key is gone."""
     outputs: tuple[Output, ...] = ()
+    marks: dict[str, Position] = {}
+    """For each topic whose log the outputs go to, a place in it that all of them are behind: who
+    looks for them later begins there. No clock is needed for it."""
 
 
 class Kept(msgspec.Struct, frozen=True, array_like=True):
@@ -95,10 +98,13 @@ def place_of(key: str) -> str:
     return f"k/{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}"
 
 
-def output_id(function: str, version: int, log: str, index: int, ordinal: int, again: int) -> str:
+def output_id(
+    function: str, version: int, log: str, index: int, time_ns: int, ordinal: int, again: int
+) -> str:
     """The id of what a handler published: the same however often it is run on that event. `again`
-    is the request to handle the event once more, 0 for the first time."""
-    text = "\0".join(map(str, (function, version, log, index, ordinal, again)))
+    is the request to handle the event once more, 0 for the first time. When the event was stored
+    is part of it: a topic that is deleted and made anew has other events at the same indexes."""
+    text = "\0".join(map(str, (function, version, log, index, time_ns, ordinal, again)))
     return "fn-" + hashlib.blake2b(text.encode(), digest_size=18).hexdigest()
 
 

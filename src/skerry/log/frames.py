@@ -8,14 +8,17 @@ import secrets
 
 import msgspec
 
-from skerry.engine.jetstream import error_of
+from skerry.engine.jetstream import ApiError, error_of
 from skerry.engine.wire import NO_RESPONDERS, Connection
-from skerry.errors import BadSetting, EngineError, EventTooLarge, SkerryError
+from skerry.errors import BadSetting, Conflict, EngineError, EventTooLarge, SkerryError
 from skerry.log.topics import unknown_topic
 from skerry.model.event import status_of
 
 ACK = re.compile(rb'\{"stream":"[^"]*",(?:"domain":"[^"]*",)? ?"seq":(\d+)')
 """An acknowledgement, with the index."""
+
+WRONG_SEQUENCE = 10071
+"""The engine's refusal of a write whose condition does not hold."""
 
 InFlight = tuple[asyncio.Future[int], bytes, float, str]
 """What waits for its acknowledgement: the caller's future, the frame to send again, when it was
@@ -54,9 +57,14 @@ def outcome_of(topic: str, head: bytes, data: bytes) -> int | SkerryError:
     if is_nobody(head):
         return unknown_topic(topic)
     try:
-        return error_of(msgspec.json.decode(data)) or EngineError("the engine answered nonsense")
+        error = error_of(msgspec.json.decode(data)) or EngineError("the engine answered nonsense")
     except msgspec.DecodeError:
         return EngineError(f"the engine answered a publish with {data[:80]!r}")
+    if isinstance(error, ApiError) and error.code == WRONG_SEQUENCE:
+        return Conflict(
+            f"somebody else wrote to {topic} first", "Read what is there now, and decide anew."
+        )
+    return error
 
 
 def is_nobody(head: bytes) -> bool:

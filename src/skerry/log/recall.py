@@ -26,10 +26,10 @@ _numbers = itertools.count()
 
 
 async def stored_ids(
-    connection: Connection, site: str, stream: str, first: int, last: int, wanted: set[str]
+    connection: Connection, site: str | None, stream: str, first: int, last: int, wanted: set[str]
 ) -> dict[str, int]:
-    """Which of `wanted` the log at `site` holds from index `first` to `last`, and where. Raises
-    `Down` or `TimeoutError` if it cannot be read now."""
+    """Which of `wanted` the log at `site` (None: the connection's own) holds from index `first` to
+    `last`, and where. Raises `Down` or `TimeoutError` if it cannot be read now."""
     found: dict[str, int] = {}
     while first <= last and len(found) < len(wanted):
         first = await _batch(connection, site, stream, first, last, wanted, found)
@@ -38,7 +38,7 @@ async def stored_ids(
 
 async def _batch(
     connection: Connection,
-    site: str,
+    site: str | None,
     stream: str,
     first: int,
     last: int,
@@ -67,7 +67,8 @@ async def _batch(
     sid = connection.subscribe(inbox, on_message)
     try:
         body = msgspec.json.encode({"seq": first, "batch": min(BATCH, last - first + 1)})
-        subject = f"$JS.{site}.API.DIRECT.GET.{stream}"
+        prefix = "$JS.API" if site is None else f"$JS.{site}.API"
+        subject = f"{prefix}.DIRECT.GET.{stream}"
         connection.write(
             b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), inbox.encode(), len(body), body)
         )

@@ -180,10 +180,16 @@ def stream_config(site: str, name: str, settings: TopicSettings, epoch: int = 0)
     return {
         "name": stream_of(name),
         "subjects": [subject, f"{subject}.>"],
-        "subject_transform": {"src": f"s.{site}.{epoch}.>", "dest": "e.>"},
+        "subject_transform": STORED,
         **log_config(settings),
         "metadata": {_HOME: site, _DURABILITY: settings.durability},
     }
+
+
+STORED = {"src": "s.*.*.>", "dest": "e.>"}
+"""From a write subject to the stored one. The engine looks at it when it stores an event, which may
+wait for that while the log is frozen or gets another epoch: so it is the same for all of them, and
+stays (2.15.1; else such an event is stored, and acknowledged, under its write subject)."""
 
 
 def log_config(settings: TopicSettings) -> dict[str, Any]:

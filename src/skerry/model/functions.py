@@ -31,6 +31,7 @@ REGISTRY = "functions/registry"
 LOGS = "functions/logs"
 DEAD = "functions/dead"
 AGAIN = "functions/again"
+JOURNALS = "functions/journals"
 
 
 class FunctionSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,9 +65,13 @@ class FunctionSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.site is not None:
             check_site(self.site)
         if self.order not in get_args(Order):
-            raise BadSetting(f"order is topic, key or none, not {self.order!r}")
+            raise BadSetting(
+                f"order is topic, key or none, not {self.order!r}", "Give --order topic."
+            )
         if not 1 <= self.concurrency <= 64:
-            raise BadSetting(f"concurrency is 1 to 64, not {self.concurrency!r}")
+            raise BadSetting(
+                f"concurrency is 1 to 64, not {self.concurrency!r}", "Give --concurrency 4."
+            )
         if self.order == "topic" and self.concurrency != 1:
             raise BadSetting(
                 "with order 'topic' events are handled one at a time",
@@ -76,9 +81,11 @@ class FunctionSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise BadSetting("a worker's memory is 32 MiB or more", "Give --memory 256M.")
         for name, value in (("timeout", self.timeout), ("cpu", self.cpu)):
             if value is not None and not 0.001 <= value <= 3600:
-                raise BadSetting(f"{name} is 1 ms to 1 h, not {value!r} s")
+                raise BadSetting(
+                    f"{name} is 1 ms to 1 h, not {value!r} s", f"Give --{name} 5s, or 200ms."
+                )
         if not 0 <= self.retries <= 100:
-            raise BadSetting(f"retries are 0 to 100, not {self.retries!r}")
+            raise BadSetting(f"retries are 0 to 100, not {self.retries!r}", "Give --retries 3.")
         return self
 
 
@@ -95,7 +102,8 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     requires: tuple[str, ...] = ()
     """What the code declares that it depends on."""
     env: str | None = None
-    """SHA-256 of the variables of its environment, which sites keep in files of their own."""
+    """Names the variables of its environment, which sites keep in files of their own: SHA-256 of
+    them and of some salt, for who reads this must not be able to guess a password."""
     site: str
     """Where it was deployed from."""
     deployed: int
@@ -126,6 +134,9 @@ class Again(msgspec.Struct, frozen=True, kw_only=True):
     last: int
     dead: bool = False
     """Whether first and last are indexes of the dead letters."""
+    since: int = 0
+    """Which function of that name is asked, by when it was first deployed: one that was removed and
+    deployed again is another."""
 
 
 def check_function(name: str) -> str:
@@ -140,9 +151,4 @@ def check_function(name: str) -> str:
 
 def journal_of(function: str, log: str) -> str:
     """The topic that keeps how far a function is with a log, and its state."""
-    return f"functions/journals/{function}/{hashlib.sha256(log.encode()).hexdigest()[:16]}"
-
-
-def is_own(topic: str) -> bool:
-    """Whether `topic` is one that only Skerry writes to."""
-    return topic.split("/", 1)[0] == "functions"
+    return f"{JOURNALS}/{function}/{hashlib.sha256(log.encode()).hexdigest()[:16]}"

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 
-from skerry.errors import BadName
+from skerry.errors import AccessDenied, BadName
 
 MAX_LENGTH = 180
 """Characters. A stream's name becomes a folder's name, which file systems limit to 255 bytes."""
@@ -31,6 +31,9 @@ MAX_DEPTH = 16
 """Tokens. MQTT and NATS take more; nobody reads more."""
 
 STREAM_PREFIX = "t~"
+
+OWN = ("functions", "placement")
+"""First levels of topics that only Skerry makes and writes to."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 
@@ -145,6 +148,21 @@ def feed_subject(home: str, topic: str) -> str:
 def differences_subject(site: str, key: str) -> str:
     """Where the agent of `site` tells which feeds joined or left a query's result."""
     return f"_sk.{site}.query.{key}"
+
+
+def is_own(topic: str) -> bool:
+    """Whether `topic` is one that only Skerry writes to."""
+    return topic.split("/", 1)[0] in OWN
+
+
+def check_not_own(topic: str) -> str:
+    """Return `topic` if clients may have it; else raise `AccessDenied`."""
+    if is_own(topic):
+        raise AccessDenied(
+            f"the topic {topic} is Skerry's own, as all below {topic.split('/', 1)[0]}/ are",
+            "Choose another name.",
+        )
+    return topic
 
 
 def is_within(topic: str, parent: str) -> bool:

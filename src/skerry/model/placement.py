@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from skerry.errors import BadName, BadSetting
+from skerry.errors import BadSetting
 from skerry.model.names import stream_of
 
 ROOT = "placement"
@@ -42,15 +42,6 @@ def is_placed(topic: str) -> bool:
     """Whether placement may move a topic: those that Skerry keeps for itself stay where they are
     made."""
     return topic.split("/", 1)[0] not in _OWN
-
-
-def check_not_own(topic: str) -> None:
-    """Raise `BadName` for a topic that only Skerry makes."""
-    if topic.split("/", 1)[0] == ROOT:
-        raise BadName(
-            f"the topic name {topic!r} is reserved: what is below {ROOT} is Skerry's own",
-            "Choose another first level.",
-        )
 
 
 def usage_subject(site: str) -> str:

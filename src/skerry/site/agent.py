@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
-import ssl
 import time
-from pathlib import Path
 from typing import Any, Self
 
 import msgspec
@@ -20,7 +18,7 @@ from skerry.engine.binary import check_version, find_binary, parse_version
 from skerry.engine.conf import Ports, write_conf
 from skerry.engine.folder import Folder
 from skerry.engine.jetstream import JetStream
-from skerry.engine.process import Engine, check_port, free_port
+from skerry.engine.process import Engine
 from skerry.engine.wire import Connection
 from skerry.errors import (
     BadSetting,
@@ -39,10 +37,13 @@ from skerry.fabric.links import first_wiring
 from skerry.feeds.simple import SimpleClients
 from skerry.feeds.simple_held import Places
 from skerry.feeds.site import Feeds
+from skerry.functions.places import Alone, InFabric
+from skerry.functions.site import Functions
 from skerry.log.topics import Topics, topics_of
 from skerry.model.control import SiteStatus, TopicName, TopicRequest
 from skerry.model.demands import settings_of
 from skerry.model.names import (
+    check_not_own,
     check_site,
     feed_records,
     is_feed_records,
@@ -50,6 +51,7 @@ from skerry.model.names import (
     topic_of_stream,
 )
 from skerry.model.topic import Topic, TopicSettings
+from skerry.site.checks import check_tls, maybe_port, port_of
 from skerry.site.disk import watch_disk
 from skerry.site.mqtt import prepare_mqtt
 from skerry.site.placement import Placement
@@ -92,6 +94,8 @@ class Site:
         self._control: Control | None = None
         self._feeds: Feeds | None = None
         self._simple: SimpleClients | None = None
+        self.functions: Functions | None = None
+        """This site's part in functions; None: it has not started yet."""
         self._own_records: list[str] = []
         self._watches: list[asyncio.Task[None]] = []
         self._membership: Membership | None = None
@@ -129,6 +133,8 @@ class Site:
             await self._simple.close()
         if self._control is not None:
             await self._control.close()
+        if self.functions is not None:
+            await self.functions.close()
         if self._feeds is not None:
             await self._feeds.close()
         if self.placement is not None:
@@ -207,7 +213,8 @@ class Site:
         own = feed_records(settings.site)
         if any(info["config"]["name"] == stream_of(own) for info in streams):
             self._own_records = [own]
-        self._serve(self._control, topics)
+        alone = Alone(topics, settings.site, streams if membership is None else ())
+        self._serve(self._control, topics, alone)
         self._feeds = Feeds(settings.site, self._control, self._connect_again, self._feed_topics)
         self._feeds.serve()
         self._simple = SimpleClients(
@@ -215,6 +222,14 @@ class Site:
             lambda: self._connect_again("simple clients"),
             Places.known_to(settings.site, self.fabric, settings.deliver_plain),
         )
+        self.functions = Functions(
+            InFabric(self.fabric) if self.fabric is not None else alone,
+            self._control,
+            lambda: self._connect_again("functions"),
+            self._address_of_host(),
+            settings.data / "functions",
+        )
+        self.functions.serve()
         if self.fabric is not None:
             self.fabric.on_link_up.append(self._feeds.on_link)
             self.fabric.store.watch("topic.", self._simple.held.on_entry)
@@ -227,6 +242,7 @@ class Site:
             self.placement.start()
         self._feeds.start()
         self._simple.start()
+        self.functions.start()
         if self._engine is not None:
             self._watches = [
                 asyncio.create_task(self._watch_hang(self._engine, connection)),
@@ -256,19 +272,34 @@ class Site:
             return [name for name in self.fabric.copies.names() if is_feed_records(name)]
         return self._own_records
 
-    def _serve(self, control: Control, topics: Topics) -> None:
+    def _address_of_host(self) -> Address:
+        """Who the process that runs functions is; at an engine of the user's, who we are."""
+        if self._engine is None or self._folder is None:
+            return self.address
+        return Address.load(self._folder.credentials / "functions.json")
+
+    def _serve(self, control: Control, topics: Topics, alone: Alone) -> None:
+        async def create(request: TopicRequest) -> Topic:
+            check_not_own(request.name)
+            return await create_any(request)
+
+        async def create_any(request: TopicRequest) -> Topic:
+            settings = settings_of(request.name, request.settings)
+            return alone.made(await topics.create(request.name, settings))
+
         async def change(request: TopicRequest) -> Topic:
             settings_of(request.name, request.settings)
-            return await topics.change(request.name, request.settings)
+            return alone.made(await topics.change(request.name, request.settings))
+
+        async def delete(request: TopicName) -> None:
+            await topics.delete(request.name)
+            alone.gone(request.name)
 
         control.serve("open.status", None, self.status)
-        control.serve(
-            "open.topic.create",
-            TopicRequest,
-            lambda r: topics.create(r.name, settings_of(r.name, r.settings)),
-        )
+        control.serve("open.topic.create", TopicRequest, create)
+        control.serve("admin.topic.create", TopicRequest, create_any)
         control.serve("admin.topic.set", TopicRequest, change)
-        control.serve("admin.topic.delete", TopicName, lambda r: topics.delete(r.name))
+        control.serve("admin.topic.delete", TopicName, delete)
 
     def _check_exposure(self) -> None:
         settings = self.settings
@@ -277,7 +308,7 @@ class Site:
                 "TLS needs both a certificate and a key", "Give --tls-cert and --tls-key."
             )
         if settings.tls_cert is not None and settings.tls_key is not None:
-            _check_tls(settings.tls_cert, settings.tls_key)
+            check_tls(settings.tls_cert, settings.tls_key)
         if settings.host not in _LOOPBACK and settings.tls_cert is None and not settings.insecure:
             raise BadSetting(
                 f"listening on {settings.host} without TLS would send passwords in the clear",
@@ -289,9 +320,9 @@ class Site:
         binary, version = find_binary()
         self._folder = Folder.open(settings.data, settings.site, version)
         self.ports = Ports(
-            _port(settings.host, settings.port, "--port"),
-            _maybe_port(settings.host, settings.mqtt_port, "--mqtt-port"),
-            _maybe_port(settings.host, settings.websocket_port, "--websocket-port"),
+            port_of(settings.host, settings.port, "--port"),
+            maybe_port(settings.host, settings.mqtt_port, "--mqtt-port"),
+            maybe_port(settings.host, settings.websocket_port, "--websocket-port"),
         )
         self._membership = await self._find_fabric(self._folder)
         wiring = first_wiring(settings.site, self._membership) if self._membership else None
@@ -326,7 +357,7 @@ class Site:
         port = settings.link_port
         if port == 0 and membership is not None and membership.link_port:
             port = membership.link_port
-        link = _maybe_port(settings.host, port, "--link-port")
+        link = maybe_port(settings.host, port, "--link-port")
         self.ports = msgspec.structs.replace(self.ports, link=link)
         if membership is None:
             assert self._token is not None
@@ -430,38 +461,6 @@ class Site:
                 engine.kill()
                 with contextlib.suppress(SkerryError):  # still away: look again
                     await connection.wait_up(connection.now() + self.settings.hang_timeout)
-
-
-def _check_tls(cert: Path, key: Path) -> None:
-    for file in (cert, key):
-        try:
-            file.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadSetting(
-                f"the TLS file {file} cannot be read: {error}",
-                "Give a PEM file, and check its owner and permissions.",
-            ) from None
-    try:
-        no_passphrase = bytes  # rather than to ask for one
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, no_passphrase)
-    except (OSError, ValueError) as error:
-        raise BadSetting(
-            f"{cert} and {key} are no certificate and its key: {error}",
-            "Give the chain and the matching key in PEM format, without a passphrase.",
-        ) from None
-
-
-def _maybe_port(host: str, port: int | None, option: str) -> int | None:
-    return None if port is None else _port(host, port, option)
-
-
-def _port(host: str, port: int, option: str) -> int:
-    if port == 0:
-        return free_port(host)
-    if not 0 < port < 65536:
-        raise BadSetting(f"a port is 0 to 65535, not {port}", f"Correct {option}.")
-    check_port(host, port, option)
-    return port
 
 
 def _patience(hang_timeout: float) -> ClientSettings:
