@@ -12,7 +12,7 @@ from skerry import Client, Publisher
 from skerry.testing import LocalSite
 from tests.conftest import until
 
-TOPICS = int(os.environ.get("SKERRY_TOPICS", "2000"))
+TOPICS = int(os.environ.get("SKERRY_TOPICS", "1100"))
 """More than the engine lists in one answer, also by name. With 10 000 it takes a minute."""
 SUB_TOPICS = 10_000
 AT_ONCE = 64

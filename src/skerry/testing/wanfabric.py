@@ -53,10 +53,20 @@ class _Place:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread, and before it what was cancelled and has not ended yet."""
         if self._loop is not None:
+            with contextlib.suppress(TimeoutError):
+                asyncio.run_coroutine_threadsafe(_end_all(), self._loop).result(STOP_TIME)
             self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(STOP_TIME)
+
+
+async def _end_all() -> None:
+    """End every other task of this loop."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class WanFabric:
