@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from datetime import datetime
@@ -10,7 +11,7 @@ from typing import Any
 import msgspec
 
 from skerry.engine.jetstream import CONSUMER_NOT_FOUND, ApiError, JetStream
-from skerry.errors import AgedOut, BadIndex, NotYet, SubscriptionError
+from skerry.errors import AgedOut, BadIndex, NotYet, SubscriptionError, Unavailable
 from skerry.log.durable import DurableSubscription
 from skerry.log.follow import Start, Subscription
 from skerry.log.live import LiveSubscription
@@ -27,6 +28,10 @@ from skerry.model.names import (
     write_subject,
 )
 from skerry.model.quantities import check_index
+
+TRIES = 100
+PAUSE = 0.05
+"""How often, and how many seconds apart, a copy that is being replaced is looked for."""
 
 _META = (
     b"Nats-Stream:", b"Nats-Subject:", b"Nats-Sequence:", b"Nats-Time-Stamp:",
@@ -59,21 +64,31 @@ class Reader:
 
     async def bounds(self, topic: str) -> tuple[str, int, int]:
         """The owner of the log, the first kept index and the latest index of the whole log."""
-        owner = await self.owner(topic)
-        info = await self._jetstream.stream(stream_of(owner))
-        if info is None:  # deleted since; perhaps another topic holds it now
-            await self._look_again(topic)
+        attempt = 0
+        while True:
             owner = await self.owner(topic)
             info = await self._jetstream.stream(stream_of(owner))
-        if info is None:
-            raise unknown_topic(topic)
-        return owner, max(info["state"]["first_seq"], 1), info["state"]["last_seq"]
+            if info is not None:
+                return owner, max(info["state"]["first_seq"], 1), info["state"]["last_seq"]
+            await self._look_again(topic, attempt)
+            attempt += 1
 
-    async def _look_again(self, topic: str) -> None:
-        """The log is not here, or not any more."""
+    async def _look_again(self, topic: str, attempt: int) -> None:
+        """The log is not here: it was deleted, and perhaps another topic holds it now; or, in a
+        fabric, whose directory knows which topics there are, the copy here is made anew."""
         self._owners.pop(topic, None)
-        if (entry := await self._routes.find(topic)) is not None:
-            await self._routes.want(entry.name, now=True)
+        entry = await self._routes.find(topic)
+        if entry is None and attempt:
+            raise unknown_topic(topic)
+        if entry is None:
+            return
+        if attempt >= TRIES:
+            raise Unavailable(
+                f"site {self._routes.site} has no copy of {topic} at the moment", "Try again."
+            )
+        if attempt:
+            await asyncio.sleep(PAUSE)
+        await self._routes.want(entry.name, now=True)
 
     async def latest_index(self, topic: str) -> int:
         """The index of the newest event of `topic`; 0 if it has none."""
@@ -189,7 +204,8 @@ class Reader:
             ) from None
 
     async def _direct(self, topic: str, body: dict[str, Any]) -> Event | None:
-        for _ in range(2):
+        attempt = 0
+        while True:
             owner = await self.owner(topic)
             reply = await self._jetstream.ask(
                 f"$JS.API.DIRECT.GET.{stream_of(owner)}",
@@ -200,8 +216,8 @@ class Reader:
                 return None
             if not reply.status:
                 return stored_event(reply.head, reply.data)
-            await self._look_again(topic)  # 503: deleted since; perhaps another topic holds it
-        raise unknown_topic(topic)
+            await self._look_again(topic, attempt)  # 503: there is no such log
+            attempt += 1
 
 
 def stored_event(head: bytes, data: bytes) -> Event:
