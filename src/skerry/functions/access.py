@@ -94,10 +94,11 @@ class Access:
             raise self.connection.unavailable() from None
 
     def publisher(
-        self, topic: str, *, ack: Ack | None = "quorum", timeout: float = GIVE_UP
+        self, topic: str, *, ack: Ack | None = "quorum", timeout: float | None = None
     ) -> Publisher:
         """A publisher. What it acknowledges is safe: where the topic has replicas, enough of them
         hold it; unless another level is asked for (None: the topic's own)."""
+        timeout = GIVE_UP if timeout is None else timeout
         return Publisher(self.connection, self.routes, topic, ack=ack, timeout=timeout)
 
 
