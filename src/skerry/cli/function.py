@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from skerry.cli.common import (
     TIMEOUT,
     AsJson,
     Connect,
+    Targets,
     Timeout,
     Yes,
     agreed,
@@ -253,15 +255,8 @@ def pause(
 
     Needs the administrator's credentials, which the data folder holds."""
 
-    async def ask() -> Function:
-        async with connected(connect, timeout, "admin") as client:
-            return await client.pause_function(name)
-
-    function = run(ask())
-    if as_json:
-        emit_document({"name": name, "paused": function.paused})
-    else:
-        emit(f"function {name} is paused; go on with `skerry function resume {name}`")
+    said = f"function {name} is paused; go on with `skerry function resume {name}`"
+    _change(connect, timeout, lambda client: client.pause_function(name), said, as_json)
 
 
 def resume(
@@ -274,15 +269,26 @@ def resume(
 
     Needs the administrator's credentials, which the data folder holds."""
 
+    said = f"function {name} goes on where it was"
+    _change(connect, timeout, lambda client: client.resume_function(name), said, as_json)
+
+
+def _change(
+    connect: Targets,
+    timeout: float,
+    change: Callable[[Client], Awaitable[Function]],
+    said: str,
+    as_json: bool,
+) -> None:
     async def ask() -> Function:
         async with connected(connect, timeout, "admin") as client:
-            return await client.resume_function(name)
+            return await change(client)
 
     function = run(ask())
     if as_json:
-        emit_document({"name": name, "paused": function.paused})
+        emit_document({"name": function.name, "paused": function.paused})
     else:
-        emit(f"function {name} goes on where it was")
+        emit(said)
 
 
 def rollback(

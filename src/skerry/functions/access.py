@@ -1,4 +1,4 @@
-"""What a host works with at its site: one connection, and what stands on it."""
+"""What a host, and the agent beside it, work with: one connection, and what stands on it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from skerry.log.route import Routes
 from skerry.log.topics import unknown_topic
 from skerry.model.fabric import TopicEntry
 from skerry.model.names import stream_of
+from skerry.model.topic import Ack
 
 SETTINGS = ClientSettings(timeout=10.0)
 """A site that is away for longer makes a function begin anew, which costs little."""
@@ -28,7 +29,7 @@ CALL = 5.0
 
 
 class Access:
-    """One connection for all functions of a host. Make it with `Access.open`."""
+    """One connection for all functions of a site. A host makes it with `Access.open`."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -92,10 +93,13 @@ class Access:
         except Down:
             raise self.connection.unavailable() from None
 
-    def publisher(self, topic: str) -> Publisher:
-        """A publisher whose events are safe once they are acknowledged: where a topic has
-        replicas, enough of them hold them."""
-        return Publisher(self.connection, self.routes, topic, ack="quorum", timeout=GIVE_UP)
+    def publisher(
+        self, topic: str, *, ack: Ack | None = "quorum", timeout: float | None = None
+    ) -> Publisher:
+        """A publisher. What it acknowledges is safe: where the topic has replicas, enough of them
+        hold it; unless another level is asked for (None: the topic's own)."""
+        timeout = GIVE_UP if timeout is None else timeout
+        return Publisher(self.connection, self.routes, topic, ack=ack, timeout=timeout)
 
 
 def epoch_of(entry: TopicEntry | None) -> int:

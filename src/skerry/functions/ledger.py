@@ -16,7 +16,7 @@ from skerry.errors import Conflict, SkerryError, Unavailable
 from skerry.functions.access import CALL, Access, epoch_of
 from skerry.functions.journal import CLAIM, Journal, Kept, Record, place_of, slot_of
 from skerry.log.follow import Start
-from skerry.log.frames import new_id
+from skerry.log.frames import new_id, only_if
 from skerry.log.live import LiveSubscription
 from skerry.log.topics import unknown_topic
 from skerry.model.event import parse_headers
@@ -123,7 +123,7 @@ class Ledger:
         jetstream = self._access.at_home(entry)
         reply = await jetstream.ask(
             f"{jetstream.prefix}DIRECT.GET.{stream_of(self._topic)}",
-            msgspec.json.encode({"last_by_subj": self._subject}),
+            msgspec.json.encode({"last_by_subj": stored_subject(f"{self._topic}/{CLAIM}")}),
             timeout=CALL,
             recovering=entry is not None,
         )
@@ -134,25 +134,15 @@ class Ledger:
         return int(parse_headers(reply.head)["Nats-Sequence"])
 
     async def _write_claim(self, last: int) -> None:
-        self._mark = self._condition(last)
+        self._mark = only_if(f"{self._topic}/{CLAIM}", last)
         try:
             self._claim = await (await self._send(b"", CLAIM))
         except Conflict:
             raise Conflict(
                 f"another host claimed the journal {self._topic}", "It goes on there."
             ) from None
-        self._mark = self._condition(self._claim)
+        self._mark = only_if(f"{self._topic}/{CLAIM}", self._claim)
         self.verified = self._access.connection.clock
-
-    @property
-    def _subject(self) -> str:
-        return stored_subject(f"{self._topic}/{CLAIM}")
-
-    def _condition(self, claim: int) -> bytes:
-        return (
-            f"Nats-Expected-Last-Subject-Sequence:{claim}\r\n"
-            f"Nats-Expected-Last-Subject-Sequence-Subject:{self._subject}\r\n"
-        ).encode()
 
     async def _read(self, entry: TopicEntry | None) -> Journal:
         records: list[Record] = []

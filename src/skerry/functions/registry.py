@@ -19,9 +19,7 @@ from typing import Any
 
 import msgspec
 
-from skerry.engine.jetstream import ApiError, JetStream
 from skerry.engine.link import Down
-from skerry.engine.wire import Connection
 from skerry.errors import (
     Conflict,
     FolderCorrupt,
@@ -32,39 +30,22 @@ from skerry.errors import (
     UnknownTopic,
 )
 from skerry.feeds.home import Homes
+from skerry.functions.access import Access
 from skerry.log.append import Publisher
-from skerry.log.read import Reader
-from skerry.log.route import Routes
+from skerry.log.frames import only_if
 from skerry.model.functions import REGISTRY, Function, check_function
-from skerry.model.names import stored_subject
 
 log = logging.getLogger("skerry.functions")
 
 SPECS = f"{REGISTRY}/spec"
 CODES = f"{REGISTRY}/code"
 BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
-WRONG_SEQUENCE = 10071
 AGAIN = 0.5
 """Seconds before a registry that could not be followed is tried again."""
 WRITE_TIME = 15.0
 """Seconds that a change may take."""
 KNOW_TIME = 5.0
 """Seconds to wait until this site's copy has what the home has."""
-
-
-class Access:
-    """The own engine over a connection of its own, with what is built upon it."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self.jetstream = JetStream(connection)
-        self.routes = Routes(self.jetstream)
-        self.reader = Reader(self.jetstream, self.routes)
-        self.homes = Homes(self.jetstream, self.routes, self.reader)
-
-    def publisher(self, topic: str) -> Publisher:
-        """A publisher to a topic."""
-        return Publisher(self.connection, self.routes, topic, timeout=WRITE_TIME)
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -87,6 +68,7 @@ class Registry:
 
     def __init__(self, access: Access, changed: Callable[[str], None]) -> None:
         self._access = access
+        self._homes = Homes(access.jetstream, access.routes, access.reader)
         self._changed = changed
         self._known: dict[str, Known] = {}
         self._publisher: Publisher | None = None
@@ -110,6 +92,11 @@ class Registry:
             if known.function is not None
         }
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there never was a function, as far as is known here."""
+        return not self._known
+
     def get(self, name: str) -> Function | None:
         """A function as it is known here."""
         return self._known.get(name, UNKNOWN).function
@@ -117,7 +104,7 @@ class Registry:
     async def newest(self, name: str) -> Known:
         """What the registry's home says of a name."""
         topic = f"{SPECS}/{check_function(name)}"
-        index = await self._access.homes.newest(topic)
+        index = await self._homes.newest(topic)
         known = self._known.get(name, UNKNOWN)
         if index == known.revision:
             return known
@@ -173,16 +160,9 @@ class Registry:
 
     async def _put(self, name: str, data: bytes, before: Known) -> None:
         topic = f"{SPECS}/{name}"
-        # The engine compares with what is stored, and stored it has another subject.
-        mark = (
-            f"Nats-Expected-Last-Subject-Sequence:{before.revision}\r\n"
-            f"Nats-Expected-Last-Subject-Sequence-Subject:{stored_subject(topic)}\r\n"
-        )
         try:
-            index = await (await self._write(data, topic, mark.encode()))
-        except (ApiError, Conflict) as error:
-            if isinstance(error, ApiError) and error.code != WRONG_SEQUENCE:
-                raise
+            index = await (await self._write(data, topic, only_if(topic, before.revision)))
+        except Conflict:
             # What is sent again after a lost answer is refused by its own first copy.
             newest = await self.newest(name)
             if newest != _read(newest.revision, data):
@@ -196,7 +176,7 @@ class Registry:
 
     async def _write(self, data: bytes, topic: str, mark: bytes = b"") -> asyncio.Future[int]:
         if self._publisher is None:
-            self._publisher = self._access.publisher(REGISTRY)
+            self._publisher = self._access.publisher(REGISTRY, ack=None, timeout=WRITE_TIME)
         return await self._publisher.send(data, topic=topic, mark=mark)
 
     async def know(self, name: str, index: int) -> None:

@@ -25,7 +25,7 @@ from skerry.functions.messages import (
     RollbackRequest,
     RunningAt,
 )
-from skerry.functions.registry import unknown_function
+from skerry.functions.registry import WRITE_TIME, unknown_function
 from skerry.model.functions import AGAIN, DEAD, Again, Function
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class Services:
         since = function.since
         access = self._part.access
         assert access is not None
-        async with access.publisher(AGAIN) as publisher:
+        async with access.publisher(AGAIN, ack=None, timeout=WRITE_TIME) as publisher:
             for log, again in asked.items():
                 await publisher.send(
                     msgspec.json.encode(msgspec.structs.replace(again, since=since)),

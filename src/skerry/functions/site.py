@@ -16,15 +16,16 @@ from skerry.engine.wire import Connection
 from skerry.errors import SkerryError, Unavailable
 from skerry.fabric.control import Control
 from skerry.fabric.tasks import Tasks
+from skerry.functions.access import Access
 from skerry.functions.assignment import Assignment, Report, Running
 from skerry.functions.deploying import Deployer
 from skerry.functions.places import Log, Places, bring_journal
 from skerry.functions.plan import Plan
 from skerry.functions.preparing import Preparing
-from skerry.functions.registry import Access, Registry
+from skerry.functions.registry import Registry
 from skerry.functions.services import Services
 from skerry.functions.supervisor import Supervisor
-from skerry.model.functions import JOURNALS, REGISTRY, Function, journal_of
+from skerry.model.functions import JOURNALS, REGISTRY, Function, digest_of, journal_of
 from skerry.model.names import is_own
 
 log = logging.getLogger("skerry.functions")
@@ -94,7 +95,7 @@ class Functions:
         if self.registry is not None:
             self.registry.close()
         if self.access is not None:
-            await self.access.connection.close()
+            await self.access.close()
 
     async def ready(self) -> tuple[Registry, Deployer]:
         """The registry, once what it holds is known."""
@@ -249,8 +250,15 @@ class Functions:
 
     async def _fetch(self, function: Function) -> None:
         assert self.registry is not None
-        with contextlib.suppress(SkerryError, Down, OSError):  # when it is needed it is said
-            await self.preparing.version(self.registry, function.current)
+        pause = AGAIN
+        while True:
+            try:
+                await self.preparing.version(self.registry, function.current)
+                return
+            except (SkerryError, Down, OSError) as error:  # once it is needed it is said aloud
+                log.info("%s is not ready to run here: %s", function.name, error)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE)
 
     # Journals
 
@@ -265,18 +273,18 @@ class Functions:
     async def _sweep(self, registry: Registry) -> None:
         """Delete journals at home here of functions that were removed, and of logs that are gone;
         most were deleted when that happened."""
-        if not registry.caught_up.is_set():
+        if not registry.caught_up.is_set() or registry.is_empty:
             return
-        mine = [
-            one.name
-            for one in self.places.logs()
-            if one.home == self.site and one.name.startswith(f"{JOURNALS}/")
-        ]
-        for journal in mine:
+        names = self.places.names()
+        needed = {digest_of(name) for name in names if not is_own(name)}
+        functions = registry.functions
+        for journal in [name for name in names if name.startswith(f"{JOURNALS}/")]:
+            found = self.places.log(journal)
+            if found is None or found.home != self.site:
+                continue
             name = journal.split("/")[2]
-            if name in registry.functions:
-                logs = [one.name for one in self.places.logs() if not is_own(one.name)]
-                if journal in {journal_of(name, one) for one in logs}:
+            if name in functions:
+                if journal.rsplit("/", 1)[-1] in needed:
                     continue
             else:
                 # We may not have heard yet that it was deployed anew.
@@ -288,7 +296,7 @@ class Functions:
     async def delete_journals(self, function: str) -> None:
         """Delete all that a function that is gone has kept."""
         prefix = f"{JOURNALS}/{function}/"
-        names = [one.name for one in self.places.logs() if one.name.startswith(prefix)]
+        names = [name for name in self.places.names() if name.startswith(prefix)]
         await asyncio.gather(*map(self._delete, names))
 
     async def _delete(self, journal: str) -> None:

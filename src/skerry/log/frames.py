@@ -13,6 +13,7 @@ from skerry.engine.wire import NO_RESPONDERS, Connection
 from skerry.errors import BadSetting, Conflict, EngineError, EventTooLarge, SkerryError
 from skerry.log.topics import unknown_topic
 from skerry.model.event import status_of
+from skerry.model.names import stored_subject
 
 ACK = re.compile(rb'\{"stream":"[^"]*",(?:"domain":"[^"]*",)? ?"seq":(\d+)')
 """An acknowledgement, with the index."""
@@ -65,6 +66,16 @@ def outcome_of(topic: str, head: bytes, data: bytes) -> int | SkerryError:
             f"somebody else wrote to {topic} first", "Read what is there now, and decide anew."
         )
     return error
+
+
+def only_if(topic: str, last: int) -> bytes:
+    """A header for `Publisher.send(mark=…)`: store the event only if the last one of `topic`, which
+    need not be the topic it goes to, has index `last` (0: there is none). Else it is a `Conflict`;
+    so is one that was stored and is sent again, where it itself is that last one."""
+    return (
+        f"Nats-Expected-Last-Subject-Sequence:{last}\r\n"
+        f"Nats-Expected-Last-Subject-Sequence-Subject:{stored_subject(topic)}\r\n"
+    ).encode()
 
 
 def is_nobody(head: bytes) -> bool:

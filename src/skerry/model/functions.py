@@ -151,4 +151,9 @@ def check_function(name: str) -> str:
 
 def journal_of(function: str, log: str) -> str:
     """The topic that keeps how far a function is with a log, and its state."""
-    return f"{JOURNALS}/{function}/{hashlib.sha256(log.encode()).hexdigest()[:16]}"
+    return f"{JOURNALS}/{function}/{digest_of(log)}"
+
+
+def digest_of(log: str) -> str:
+    """What a log is called in the names of journals."""
+    return hashlib.sha256(log.encode()).hexdigest()[:16]
