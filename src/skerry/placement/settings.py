@@ -37,10 +37,10 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     cool_down: float = 30.0
     """Seconds for which a topic that has moved stays, whatever the load says: six monitoring
     periods, for loads are means over some of them. A site that is drained is left all the same."""
-    late_cool_down: float = 10.0
-    """Seconds for which it stays though its bound is broken: two periods, for the first record of
-    the new home may be of half a period. Swarms that cross a corner of a zone are late for as
-    long: with 30 s it was 5.9 % of the time in the paper's scenario (`skerry.sim.roaming`)."""
+    late_cool_down: float = 4.0
+    """Seconds for which it stays though its bound is broken: less than a period, so that a swarm
+    which crosses the corner of a zone is late for one period and the move, not longer. With 10 s it
+    was 14 s in the paper's scenario, with no move less (`skerry.sim.roaming`)."""
     move_cost_ms_per_gb: float = 1.0
     """How many milliseconds nearer a site must be to make up for copying one GB to it. Sites that
     hold a copy already cost nothing: the move is a promotion."""
