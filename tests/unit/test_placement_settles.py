@@ -75,8 +75,8 @@ def test_load_that_swings_around_the_threshold_moves_little() -> None:
 
 
 def test_clients_that_jump_to_and_fro_move_a_topic_once_a_cool_down() -> None:
-    """Worst case: every period the clients are all at the other site. A topic moves at most once in a
-    cool-down, here 10 s: 60 times in ten minutes."""
+    """Worst case: every period the clients are all at the other site. A topic moves at most once
+    in a cool-down, here 10 s: 60 times in ten minutes."""
     topics, sites = make_topics(8), make_sites(0.0, 60.0)
     fabric = Fabric(topics, sites, PolicySettings(late_cool_down=10.0))
     for number in range(120):
