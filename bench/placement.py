@@ -3,9 +3,10 @@
 The hard case: homes were hashed, so that three of four topics break their bound at once, all are
 ranked over all sites, and many sites fill up on the way. The everyday case: one topic in a hundred
 breaks its bound. `spark` reads the topics from Parquet, ranks them by `mapInArrow`, and makes the
-same moves, which is checked. `matrix` is what one would write first with numpy: the distances of
-pieces of the table by a matrix product, and the best five by `argpartition`; it counts nothing,
-minds no capacity, chooses no replicas and chooses nothing.
+same moves, which is checked. `matrix` is what one would write first with numpy: the rows of the
+distances of each topic's first publishers and subscribers, added, and the best five by
+`argpartition`; it takes nobody else into account, counts nothing, minds no capacity, chooses no
+replicas and chooses nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from bench.placement_world import NOW, make, settle
 from skerry.errors import EngineMissing
 from skerry.placement import Plan, PolicySettings, Sites, Topics, plan
 from skerry.placement.arrow import to_arrow
+from skerry.placement.geometry import distances
 from skerry.placement.rank import rank
 from skerry.spark.java import find_java
 from skerry.spark.placement import plan as plan_by_spark
@@ -97,13 +99,13 @@ class BySpark:
 def best_five(topics: Topics, sites: Sites) -> Any:
     """Five near sites of each topic, the nearest among them, by a matrix in pieces."""
     found = np.empty((len(topics), 5), np.int64)
-    square = (sites.position**2).sum(axis=1)
+    ways = distances(sites)
     for start in range(0, len(topics), 2000):
         part = slice(start, start + 2000)
-        total = 2 * sites.height
-        for centre in (topics.producer_at[part], topics.consumer_at[part]):
-            apart = (centre**2).sum(axis=1)[:, None] + square - 2 * centre @ sites.position.T
-            total = total + np.sqrt(np.maximum(apart, 0))
+        total = np.zeros(len(sites), np.float32)
+        for clients in (topics.producers, topics.consumers):
+            row = np.minimum(clients.first[:-1][part], len(clients.site) - 1)
+            total = total + (ways[clients.site[row]] + clients.access[row, None])
         found[part] = np.argpartition(total, 4, axis=1)[:, :5]
     return found
 

@@ -311,7 +311,8 @@ class Controller:
         made = await self._made(known)
         moves = list(explain.moves(made, known.topics, known.sites, known.settings))
         rows, topics = made.topic, known.topics
-        alone = (topics.producer_site[rows] == made.to) & (topics.consumer_site[rows] == made.to)
+        publish, subscribe = topics.producers.only[rows], topics.consumers.only[rows]
+        alone = (publish == made.to) & (subscribe == made.to)
         # What waits for its turn has been decided, and stays so if the plan has it still.
         sure = set(topics.names[rows[alone]].tolist()) | self.executor.waiting
         ready = self._standing.stood(moves, known.now, step * 0.9, sure)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from skerry.placement.geometry import TICKS, Right, ticks
+from skerry.placement.geometry import as_ms, distances
 from skerry.placement.load import replica_needs
 from skerry.placement.settings import PolicySettings
 from skerry.placement.tables import Array, Sites, Topics
@@ -72,7 +72,7 @@ class _Finder:
         self.settings = settings
         self.usable = sites.up & ~sites.draining
         self.power = sites.power
-        self.between = _distances(sites)
+        self.between = as_ms(distances(sites))
         self.closed = np.zeros(len(sites), bool)
         self.near = {colocated: self._near(colocated) for colocated in (False, True)}
 
@@ -155,13 +155,3 @@ def _take(held: Array, pick: Array, needs: Array, load: Array, fill: Array, clos
     good[fits] = True
     np.add.at(load, pick[fits], needs[fits])
     return good
-
-
-def _distances(sites: Sites) -> Array:
-    """(sites, sites), ms."""
-    apart = np.empty((len(sites), len(sites)), np.float32)
-    Right(sites.position).distances(sites.position, apart)
-    height = ticks(sites.height)
-    found: Array = (apart + height[:, None] + height) / np.float32(TICKS)
-    np.fill_diagonal(found, 0.0)
-    return found
