@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -26,6 +28,7 @@ from skerry.placement.gauge import Gauge
 from skerry.placement.records import topic_columns
 from skerry.spark.placement_job import PlacementJob
 from tests.conftest import until
+from tests.live import commandline
 from tests.live.placements import Teller, idle, placed
 from tests.spark.conftest import PATIENCE
 
@@ -115,3 +118,38 @@ async def test_a_plan_of_spark_is_carried_out(
             assert job.plans >= 1
         finally:
             await asyncio.to_thread(query.stop)
+
+
+async def test_the_command_plans_until_it_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Gauge, "read", idle)
+    monkeypatch.setattr(commandline, "DEADLINE", PATIENCE)
+    async with placed() as (fabric, admin):
+        await admin.create_topic("t", home="hub", latency=0.02)
+        await admin.set_placement(period=60.0)
+        await admin.placement_plan()
+        teller = Teller(admin)
+
+        arguments = (
+            "placement", "spark", "--json", "--master", "local[1]", "--memory", "600m",
+            "--conf", "spark.sql.shuffle.partitions=1",
+            "--checkpoint", str(tmp_path / "checkpoint"),
+        )  # fmt: skip
+        with commandline.running(fabric.root / "hub", tmp_path / "out", *arguments) as command:
+
+            async def moved() -> bool:
+                assert command.process.poll() is None, command.err
+                await teller.tell_all(fabric, hub={"t": (0, 0)}, farm={"t": (1, 1)})
+                return (await admin.topic("t")).home == "farm"
+
+            await until(moved, PATIENCE)
+            status = await admin.placement_status()
+            assert (status.settings.mode, status.results[0].by) == ("spark", "spark")
+            code = await asyncio.to_thread(command.stop, signal.SIGINT)
+        assert code == 0, command.err
+        batches = [msgspec.json.decode(line) for line in command.out.splitlines()]
+        assert any(batch["moves"] == 1 and batch["topics"] == 1 for batch in batches)
+        assert all(batch["problem"] is None for batch in batches)
+        assert "the mode of placement is spark" in command.err
+        assert "skerry placement auto on" in command.err

@@ -1,11 +1,10 @@
 """What a site reports once a monitoring period: itself, and a row for each topic that is at home
 there or has clients there.
 
-All clients of a site share its coordinate, each behind a line of its own: so their centre is the
-site's position, and all that a row says of them is how many there are and how long the longest line
-is. A topic takes the same number of bytes however many clients it has (ePulsar, sections 3.2 and
-5.6): 48, and its name. Whoever reads the records of all sites puts the centres of all clients of a
-topic together (`skerry.placement.monitor`).
+All clients of a site share its coordinate, each behind a line of its own. Whatever a topic's home,
+the one with the longest line is the farthest of them: so all that a row says is how many there are,
+and how long that line is. A topic takes the same number of bytes however many clients it has
+(ePulsar, sections 3.2 and 5.6): 48, and its name.
 """
 
 from __future__ import annotations
