@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -92,35 +91,7 @@ def test_the_same_records_make_the_same_moves(spark: Any, seed: int) -> None:
     assert {move.cause for move in expected} >= {"drain", "latency"}
 
 
-async def test_a_plan_of_spark_is_carried_out(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Gauge, "read", idle)
-    async with placed() as (fabric, admin):
-        await admin.create_topic("t", home="hub", latency=0.02)
-        await admin.set_placement("spark", period=60.0)
-        await admin.placement_plan()
-        teller = Teller(admin)
-        at_farm: Mapping[str, Any] = {"hub": {"t": (0, 0)}, "farm": {"t": (1, 1)}}
-        await teller.tell_all(fabric, **at_farm)
-        job = PlacementJob(spark, fabric.root / "hub")
-        query = await asyncio.to_thread(job.start, tmp_path / "checkpoint", "earliest")
-        try:
-
-            async def moved() -> bool:
-                if (error := query.exception()) is not None:
-                    raise error
-                return (await admin.topic("t")).home == "farm"
-
-            await until(moved, PATIENCE)
-            (report,) = (await admin.placement_status()).results
-            assert (report.by, report.outcome, report.cause) == ("spark", "moved", "latency")
-            assert job.plans >= 1
-        finally:
-            await asyncio.to_thread(query.stop)
-
-
-async def test_the_command_plans_until_it_is_stopped(
+async def test_the_command_plans_and_the_leader_carries_it_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Gauge, "read", idle)
@@ -145,7 +116,9 @@ async def test_the_command_plans_until_it_is_stopped(
 
             await until(moved, PATIENCE)
             status = await admin.placement_status()
-            assert (status.settings.mode, status.results[0].by) == ("spark", "spark")
+            assert status.settings.mode == "spark"
+            (report,) = status.results
+            assert (report.by, report.outcome, report.cause) == ("spark", "moved", "latency")
             code = await asyncio.to_thread(command.stop, signal.SIGINT)
         assert code == 0, command.err
         batches = [msgspec.json.decode(line) for line in command.out.splitlines()]

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from skerry import errors
+from skerry.coords import Coordinate
 from skerry.placement import (
     Monitor,
     PolicySettings,
     SiteRecord,
     TopicEntry,
-    one_way,
     pack,
     plan,
     tables,
     unpack,
 )
-from skerry.placement.records import topic_columns
+from skerry.placement.records import place_of, topic_columns
 
 RNG = np.random.default_rng(5)
 
@@ -49,9 +49,10 @@ def record(site: str, number: int, topics: dict[str, float], **about: Any) -> Si
 
 
 def test_round_trips_become_one_way() -> None:
-    position, height = one_way(np.array([[0.04, -0.02]]), np.array([0.002]))
-    assert position.tolist() == [[20.0, -10.0]]
-    assert height.tolist() == [1.0]
+    position, height = place_of(Coordinate((0.04, -0.02), 0.003, 0.1, -0.001))
+    assert position == pytest.approx((20.0, -10.0))
+    assert height == pytest.approx(1.0)
+    assert place_of(Coordinate((0.0,), 0.001, 0.1, -0.002))[1] == 0.0
 
 
 def test_the_size_of_a_record_depends_on_topics_and_not_on_clients() -> None:

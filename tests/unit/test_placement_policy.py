@@ -396,7 +396,7 @@ def test_the_causes_and_hindrances_all_have_words() -> None:
 def test_the_public_names_are_these() -> None:
     assert set(placement.__all__) == {
         "RESOURCES", "Cause", "Clients", "Hindrance", "Monitor", "Plan", "Policy",
-        "PolicySettings", "SiteRecord", "Sites", "TopicColumns", "TopicEntry", "Topics", "one_way",
-        "pack", "plan", "tables", "unpack",
+        "PolicySettings", "SiteRecord", "Sites", "TopicColumns", "TopicEntry", "Topics", "pack",
+        "plan", "tables", "unpack",
     }  # fmt: skip
     assert all(getattr(placement, name).__doc__ for name in placement.__all__)

@@ -25,7 +25,7 @@ from skerry.placement.policy import Plan, Policy, plan
 from skerry.placement.records import SiteRecord, TopicColumns, pack, unpack
 from skerry.placement.select import Cause, Hindrance
 from skerry.placement.settings import RESOURCES, PolicySettings
-from skerry.placement.tables import Clients, Sites, Topics, one_way
+from skerry.placement.tables import Clients, Sites, Topics
 
 __all__ = [
     "RESOURCES",
@@ -41,7 +41,6 @@ __all__ = [
     "TopicColumns",
     "TopicEntry",
     "Topics",
-    "one_way",
     "pack",
     "plan",
     "tables",

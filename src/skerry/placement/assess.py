@@ -41,7 +41,7 @@ from rich.progress import Progress
 from skerry.coords import Position
 from skerry.placement.monitor import Monitor, TopicEntry, tables
 from skerry.placement.policy import plan
-from skerry.placement.records import SiteRecord, topic_columns
+from skerry.placement.records import SiteRecord, place_of, topic_columns
 from skerry.placement.settings import PolicySettings
 from skerry.placement.tables import Array
 
@@ -218,13 +218,13 @@ def assess(
     """All rules on the same random placements; `done` is called after each."""
     scenario = SCENARIOS[name]
     seen: dict[str, list[tuple[float, float, float]]] = {rule: [] for rule in RULES}
-    layout = estimate = scenario.layout(np.random.default_rng((seed, size)), size)
     for number in range(placements):
         if number % SAME == 0:
             layout = scenario.layout(np.random.default_rng((seed, size, number)), size)
             estimate = estimated(layout, Random(f"{seed}-{size}-{number}"))
+            ways = layout.ways()
         rng = np.random.default_rng((seed, size, number, 1))
-        stage, ways = scenario.clients(rng, layout), layout.ways()
+        stage = scenario.clients(rng, layout)
         exact = _reach(stage.producers, stage.topics, ways)
         exact += _reach(stage.consumers, stage.topics, ways)
         homes = {
@@ -255,11 +255,8 @@ def estimated(layout: Layout, random: Random) -> Layout:
             if random.random() < SPIKES:
                 rtt *= random.uniform(1.0, 10.0)
             site.observe(f"s{peer}", sites[peer].coordinate, rtt, float(moment))
-    found = [site.coordinate for site in sites]
-    return Layout(
-        np.array([place.vector for place in found]) * 500.0,
-        np.array([max(place.height + place.adjustment, 0.0) for place in found]) * 500.0,
-    )
+    places = [place_of(site.coordinate) for site in sites]
+    return Layout(np.array([at for at, _ in places]), np.array([height for _, height in places]))
 
 
 def by_records(stage: Stage, layout: Layout) -> Array:

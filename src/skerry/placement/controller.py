@@ -54,7 +54,7 @@ from skerry.placement import explain
 from skerry.placement.about import explained, site_loads
 from skerry.placement.decide import CONFIRM, Standing, as_entries, decision, policy_settings
 from skerry.placement.executor import Decision, Executor
-from skerry.placement.monitor import Groups, Monitor, whole_tables
+from skerry.placement.monitor import STALE, Groups, Monitor, whole_tables
 from skerry.placement.policy import Plan, plan
 from skerry.placement.records import unpack
 from skerry.placement.settings import PolicySettings
@@ -64,8 +64,6 @@ log = logging.getLogger("skerry.placement")
 
 KEPT = 3600.0
 """Seconds that records, results and plans are kept."""
-STALE = 3.0
-"""Periods after which what a site said counts no more: two records may be lost."""
 GATHER = 0.05
 """Seconds for which records that come together are gathered."""
 SHARE = 0.2

@@ -32,7 +32,7 @@ class Geometry(msgspec.Struct, frozen=True):
     ways: Array
     """float32 (sites + 1, sites): from one site to another; the last row is zero."""
     clients: tuple[Clients, Clients]
-    """Lines in ticks."""
+    """Publishers and subscribers that count, with lines in ticks."""
     limit: Array
     """The largest cell that is feasible."""
     accept: Array

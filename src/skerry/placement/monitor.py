@@ -21,8 +21,8 @@ from skerry.placement.records import SiteRecord, check_record
 from skerry.placement.settings import RATE_CAPACITY, RESOURCES
 from skerry.placement.tables import NAMES, Array, Sites, Topics, make_clients
 
-STALE = 3 * PERIOD
-"""Seconds. Two records may be lost without effect."""
+STALE = 3.0
+"""Periods after which what a site said counts no more: two records may be lost without effect."""
 
 Fate = Literal["taken", "late", "doubled", "refused"]
 
@@ -101,7 +101,7 @@ class Groups(msgspec.Struct, frozen=True):
 
 
 def tables(
-    monitor: Monitor, entries: Iterable[TopicEntry], now: float, stale: float = STALE
+    monitor: Monitor, entries: Iterable[TopicEntry], now: float, stale: float = STALE * PERIOD
 ) -> tuple[Topics, Sites]:
     """The tables at `now`. Rates and sizes are what a topic's home by the directory says: after a
     move the old home's last record says nothing about the new one, and until its own does, the
@@ -112,7 +112,7 @@ def tables(
 
 
 def whole_tables(
-    monitor: Monitor, entries: Iterable[TopicEntry], now: float, stale: float = STALE
+    monitor: Monitor, entries: Iterable[TopicEntry], now: float, stale: float = STALE * PERIOD
 ) -> tuple[Topics, Sites, Groups]:
     """The same, and what the columns about clients were made of."""
     listed = sorted(entries, key=lambda entry: entry.name)

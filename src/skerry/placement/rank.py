@@ -89,10 +89,7 @@ class _Ranker:
         self.shape = shape
         self.threads = threads
         self.copied = bool((topics.replicas >= 0).any())
-        self.all = {
-            power: _Columns(shape, sites.up & ~sites.draining & (sites.power | (not power)))
-            for power in (False, True)
-        }
+        self.columns: dict[bool, _Columns] = {}
 
     def candidates(self, rows: Array | None = None, demand: Demand | None = None) -> Candidates:
         """See `Ranker`."""
@@ -107,17 +104,26 @@ class _Ranker:
         power = self.topics.power[every]
         for strict in (False, True):
             mine = np.flatnonzero(power == strict)
-            columns = self.all[strict]
-            if demand is not None and len(mine):
+            if not len(mine):
+                continue
+            columns = self._usable(strict)
+            if demand is not None:
                 least = demand.needs[mine].min(axis=0)
                 some = (least <= demand.spare).all(axis=1)
                 if NARROW * len(mine) > len(some):
                     columns = _Columns(shape, columns.chosen & some)
-            if len(mine) and len(columns.site):
+            if len(columns.site):
                 self._all(self._ordered(mine, every), every, columns, demand, made)
         made.site[made.ms > shape.accept[every, None]] = -1
         made.ms[made.site < 0] = 0.0
         return msgspec.structs.replace(made, ms=as_ms(made.ms))
+
+    def _usable(self, power: bool) -> _Columns:
+        """The sites that may be chosen, by topics that demand `power` or do not."""
+        if power not in self.columns:
+            chosen = self.sites.up & ~self.sites.draining & (self.sites.power | (not power))
+            self.columns[power] = _Columns(self.shape, chosen)
+        return self.columns[power]
 
     def _ordered(self, mine: Array, rows: Array) -> Array:
         """Topics with clients at as many sites one after the other: so those that have more are

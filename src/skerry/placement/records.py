@@ -14,6 +14,7 @@ import math
 import msgspec
 import numpy as np
 
+from skerry.coords import Coordinate
 from skerry.errors import BadSetting
 from skerry.placement.settings import RESOURCES
 from skerry.placement.tables import FURTHEST, Array
@@ -84,6 +85,12 @@ class SiteRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     draining: bool = False
     power: bool = False
     topics: TopicColumns
+
+
+def place_of(coordinate: Coordinate) -> tuple[tuple[float, ...], float]:
+    """Position and height, in ms one way: half of the round trips that coordinates stand for."""
+    height = max(500.0 * (coordinate.height + coordinate.adjustment), 0.0)
+    return tuple(500.0 * x for x in coordinate.vector), height
 
 
 def topic_columns(names: list[str], **columns: Array) -> TopicColumns:

@@ -2,7 +2,6 @@
 
 Coordinates and latencies are **milliseconds one way**: what a publisher's event takes to a home and
 on to a subscriber is then a sum of distances, and is compared with the topic's bound as it is.
-`one_way` makes them from round-trip coordinates in seconds.
 
 The distance of two sites is the Euclidean distance of their positions plus both heights, and 0 from
 a site to itself. Clients are behind sites: how far one is from a home is its own line to its site,
@@ -155,11 +154,6 @@ class Sites(msgspec.Struct, frozen=True, kw_only=True):
 
     def __len__(self) -> int:
         return len(self.height)
-
-
-def one_way(position: Array, height: Array) -> tuple[Array, Array]:
-    """Round-trip coordinates in seconds as those of the tables."""
-    return (np.asarray(position) * 500.0).astype("f4"), (np.asarray(height) * 500.0).astype("f4")
 
 
 def check_tables(topics: Topics, sites: Sites) -> None:

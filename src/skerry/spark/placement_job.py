@@ -26,6 +26,7 @@ from skerry.model.placement import PLANS, RECORDS, Move, PlacementSettings, Plan
 from skerry.placement import Monitor, TopicEntry, explain, tables, unpack
 from skerry.placement.arrow import to_arrow
 from skerry.placement.decide import as_entries, policy_settings
+from skerry.placement.monitor import STALE
 from skerry.spark.pipeline_run import Stop, failures
 from skerry.spark.placement import plan
 
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-STALE = 3.0
-"""Periods after which what a site said counts no more, as for the leader."""
 TICK = 1
 """Seconds between looks at whether to end."""
 
