@@ -3,30 +3,37 @@
 The hard case: homes were hashed, so that three of four topics break their bound at once, all are
 ranked over all sites, and many sites fill up on the way. The everyday case: one topic in a hundred
 breaks its bound. `spark` reads the topics from Parquet, ranks them by `mapInArrow`, and makes the
-same moves, which is checked. `matrix` is what one would write first with numpy: the distances of
-pieces of the table by a matrix product, and the best five by `argpartition`; it counts nothing,
-minds no capacity, chooses no replicas and chooses nothing.
+same moves, which is checked. `matrix` is what one would write first with numpy: the rows of the
+distances of each topic's first publishers and subscribers, added, and the best five by
+`argpartition`; it takes nobody else into account, counts nothing, minds no capacity, chooses no
+replicas and chooses nothing.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import resource
 import tempfile
+import threading
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
+import psutil
 import pyarrow.parquet
 
 import skerry.spark
-from bench.harness import Benchmark, Figure, compared, interleave, measured, progress
+from bench.harness import Benchmark, Figure, Samples, compared, interleave, measured, progress
 from bench.placement_world import NOW, make, settle
+from bench.spark_memory import PARTS, look
+from bench.stage import MB
 from skerry.errors import EngineMissing
 from skerry.placement import Plan, PolicySettings, Sites, Topics, plan
 from skerry.placement.arrow import to_arrow
+from skerry.placement.geometry import distances
 from skerry.placement.rank import rank
 from skerry.spark.java import find_java
 from skerry.spark.placement import plan as plan_by_spark
@@ -49,6 +56,12 @@ class Stage:
         best = np.where(best < 0, self.topics.home, best)
         self.settled = settle(self.topics, self.sites, best)
         self.made: Plan | None = None
+
+    def note(self) -> str:
+        """What was planned."""
+        assert self.made is not None
+        topics, sites = len(self.topics), len(self.sites)
+        return f"{topics:,} × {sites:,}, {len(self.made):,} moves, {CORES} threads"
 
     async def skerry(self) -> float:
         """The hard case."""
@@ -74,6 +87,9 @@ class BySpark:
 
     def __init__(self, stage: Stage, folder: str) -> None:
         self.stage = stage
+        self.memory: list[float] = []
+        """MB at most of each run: the JVM, its workers, and what the driver takes besides."""
+        self.parts = ""
         progress("placement: Spark")
         self.spark = skerry.spark.session("bench", master=f"local[{CORES}]", memory="2g")
         path = str(Path(folder) / f"{len(stage.topics)}.parquet")
@@ -83,9 +99,12 @@ class BySpark:
 
     async def run(self) -> float:
         """The hard case; checks that the moves are the same."""
-        began = time.perf_counter()
-        made = plan_by_spark(self.frame, self.stage.sites, SETTINGS, NOW)
-        took = time.perf_counter() - began
+        with Watch(PARTS, partial(look, os.getpid()), 0.2) as watch:
+            began = time.perf_counter()
+            made = plan_by_spark(self.frame, self.stage.sites, SETTINGS, NOW)
+            took = time.perf_counter() - began
+        self.memory.append(sum(watch.most.values()))
+        self.parts = ", ".join(f"{part} {size:.0f}" for part, size in watch.most.items())
         here = self.stage.made
         assert here is not None
         assert (made.rows[made.plan.topic] == here.topic).all()
@@ -94,16 +113,45 @@ class BySpark:
         return took
 
 
+class Watch:
+    """Looks at memory while something runs: the most that each of the parts takes, in MB, besides
+    what this process had before."""
+
+    def __init__(self, parts: Sequence[str], look: Callable[[], Sequence[float]], every: float):
+        self.most = dict.fromkeys(parts, 0.0)
+        self._look = look
+        self._every = every
+        self._before = look()[0]
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while True:
+            own, *others = self._look()
+            for part, size in zip(self.most, (own - self._before, *others), strict=True):
+                self.most[part] = max(self.most[part], size)
+            if self._end.wait(self._every):
+                return
+
+
 def best_five(topics: Topics, sites: Sites) -> Any:
     """Five near sites of each topic, the nearest among them, by a matrix in pieces."""
     found = np.empty((len(topics), 5), np.int64)
-    square = (sites.position**2).sum(axis=1)
+    ways = distances(sites)
     for start in range(0, len(topics), 2000):
         part = slice(start, start + 2000)
-        total = 2 * sites.height
-        for centre in (topics.producer_at[part], topics.consumer_at[part]):
-            apart = (centre**2).sum(axis=1)[:, None] + square - 2 * centre @ sites.position.T
-            total = total + np.sqrt(np.maximum(apart, 0))
+        total = np.zeros(len(sites), np.float32)
+        for clients in (topics.producers, topics.consumers):
+            row = np.minimum(clients.first[:-1][part], len(clients.site) - 1)
+            total = total + (ways[clients.site[row]] + clients.access[row, None])
         found[part] = np.argpartition(total, 4, axis=1)[:, :5]
     return found
 
@@ -116,9 +164,10 @@ def growth(size: tuple[int, int]) -> float:
 
 def _growth(topics: int, sites: int) -> float:
     tables = make(topics, sites)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    plan(*tables, SETTINGS, NOW)
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    process = psutil.Process()
+    with Watch(["own"], lambda: [process.memory_info().rss / MB], 0.005) as watch:
+        plan(*tables, SETTINGS, NOW)
+    return watch.most["own"]
 
 
 async def _small() -> list[Figure]:
@@ -128,12 +177,9 @@ async def _small() -> list[Figure]:
         variants = {"skerry": stage.skerry, "matrix": stage.matrix, "spark": spark.run}
         samples = await interleave("placement.100k", variants, ROUNDS)
         spark.frame.unpersist()
-    made = stage.made
-    assert made is not None
-    note = f"100,000 × 200, {len(made):,} moves, {CORES} threads"
     return [
-        measured("placement.100k_s", samples["skerry"], "s", note),
-        measured("placement.100k_spark_s", samples["spark"], "s", "the same moves"),
+        measured("placement.100k_s", samples["skerry"], "s", stage.note()),
+        *_costs("placement.100k", SMALL, samples, spark),
         compared("placement.100k.vs_matrix", samples, "matrix", "time; it ranks, we plan"),
     ]
 
@@ -146,16 +192,24 @@ async def _large() -> list[Figure]:
                     "spark": spark.run}  # fmt: skip
         samples = await interleave("placement.1m", variants, min(3, ROUNDS))
         spark.frame.unpersist()
-    progress("placement: memory")
-    made = stage.made
-    assert made is not None
-    note = f"{LARGE[0]:,} × 1,000, {len(made):,} moves, {CORES} threads"
     return [
-        measured("placement.1m_s", samples["skerry"], "s", note),
+        measured("placement.1m_s", samples["skerry"], "s", stage.note()),
         measured("placement.1m_steady_s", samples["steady"], "s", "1 % break their bound"),
-        measured("placement.1m_spark_s", samples["spark"], "s", "the same moves"),
-        measured("placement.1m_mb", [growth(LARGE)], "MB", "at most, besides the tables"),
+        *_costs("placement.1m", LARGE, samples, spark),
         compared("placement.1m.vs_matrix", samples, "matrix", "time; it ranks, we plan"),
+    ]
+
+
+def _costs(id: str, size: tuple[int, int], samples: Samples, spark: BySpark) -> list[Figure]:
+    progress(f"{id}: memory")
+    by_spark = (
+        f"local[{CORES}], heap 2 GB, the table of topics in it; of that {spark.parts} MB; the "
+        "driver's besides the tables"
+    )
+    return [
+        measured(f"{id}_mb", [growth(size)], "MB", "in one process, at most, besides the tables"),
+        measured(f"{id}_spark_s", samples["spark"], "s", "the same moves"),
+        measured(f"{id}_spark_mb", spark.memory, "MB", by_spark),
     ]
 
 
@@ -169,7 +223,13 @@ def _unavailable() -> str | None:
 
 BENCHMARKS = [
     Benchmark(
-        ["placement.100k_s", "placement.100k_spark_s", "placement.100k.vs_matrix"],
+        [
+            "placement.100k_s",
+            "placement.100k_mb",
+            "placement.100k_spark_s",
+            "placement.100k_spark_mb",
+            "placement.100k.vs_matrix",
+        ],
         _small,
         _unavailable,
     ),
@@ -177,8 +237,9 @@ BENCHMARKS = [
         [
             "placement.1m_s",
             "placement.1m_steady_s",
-            "placement.1m_spark_s",
             "placement.1m_mb",
+            "placement.1m_spark_s",
+            "placement.1m_spark_mb",
             "placement.1m.vs_matrix",
         ],
         _large,

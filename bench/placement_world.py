@@ -1,13 +1,14 @@
-"""Tables to plan with: sites in clusters over a continent, topics whose clients are near some of
-them, homes that were hashed. Seeded, and made of whole columns: a million in a second."""
+"""Tables to plan with: sites in clusters over a continent, topics with clients behind some of them,
+homes that were hashed. Seeded, and made of whole columns: a million in some seconds."""
 
 from __future__ import annotations
 
 import msgspec
 import numpy as np
 
-from skerry.placement import Sites, Topics
-from skerry.placement.tables import NAMES, Array
+from skerry.placement import Clients, Sites, Topics
+from skerry.placement.monitor import between
+from skerry.placement.tables import NAMES, Array, make_clients
 
 DIMENSIONS = 8
 """Those of the coordinates' protocol."""
@@ -22,12 +23,13 @@ def make(topics: int, sites: int, seed: int = 7) -> tuple[Topics, Sites]:
     # Half of the topics are local; the others have their subscribers somewhere else.
     other = np.where(rng.random(topics) < 0.5, near, rng.integers(0, sites, topics))
     home = rng.integers(0, sites, topics).astype("i4")
-    producer_at, consumer_at = (_around(rng, where, row) for row in (near, other))
-    producer_radius, consumer_radius = (rng.exponential(4, topics).astype("f4") for _ in range(2))
-    at, height = where.position[home], where.height[home]
-    worst = producer_radius + consumer_radius + 2 * height
-    for centre in (producer_at, consumer_at):
-        worst = worst + np.sqrt(((centre - at) ** 2).sum(axis=1))
+    publish, subscribe = (
+        _behind(rng, where, row, share) for row, share in ((near, 0.0), (other, 0.02))
+    )
+    worst = np.zeros(topics)
+    for clients in (publish, subscribe):
+        way = between(where, clients.site, np.repeat(home, clients.sites))
+        worst += clients.over_topics(way + clients.access)
     rate_in = rng.pareto(1.5, topics) * 5
     rate_out = rate_in * rng.integers(1, 5, topics)
     stored = rng.pareto(1.5, topics) * 1e7
@@ -38,13 +40,9 @@ def make(topics: int, sites: int, seed: int = 7) -> tuple[Topics, Sites]:
         names=np.strings.add("topic", np.arange(topics).astype(NAMES)),
         home=home,
         bound=np.where(rng.random(topics) < 0.1, np.inf, rng.uniform(20, 120, topics)),
-        worst=worst.astype("f8") * rng.uniform(0.9, 1.0, topics),
-        producers=rng.integers(1, 9, topics).astype("i4"),
-        consumers=np.where(rng.random(topics) < 0.02, 0, rng.integers(1, 50, topics)).astype("i4"),
-        producer_at=producer_at,
-        consumer_at=consumer_at,
-        producer_radius=producer_radius,
-        consumer_radius=consumer_radius,
+        worst=worst,
+        producers=publish,
+        consumers=subscribe,
         rate_in=rate_in,
         rate_out=rate_out,
         event_bytes=rng.uniform(100, 2000, topics),
@@ -88,10 +86,18 @@ def _sites(rng: np.random.Generator, count: int) -> Sites:
     )
 
 
-def _around(rng: np.random.Generator, sites: Sites, row: Array) -> Array:
-    noise = rng.normal(0, 2, (len(row), DIMENSIONS)).astype("f4")
-    found: Array = sites.position[row] + noise
-    return found
+def _behind(rng: np.random.Generator, sites: Sites, row: Array, nobody: float) -> Clients:
+    """Clients of each topic behind the site `row`, and of half of the topics behind one or two near
+    it as well; a share of the topics has none."""
+    order = np.argsort(sites.position[:, 0], kind="stable")
+    place = np.empty(len(sites), int)
+    place[order] = np.arange(len(sites))
+    count = rng.choice([1, 2, 3], len(row), p=[0.5, 0.3, 0.2])
+    count[rng.random(len(row)) < nobody] = 0
+    topic = np.repeat(np.arange(len(row)), count)
+    which = np.arange(len(topic)) - np.repeat(np.cumsum(count) - count, count)
+    site = order[(place[row[topic]] + which) % len(sites)]
+    return make_clients(len(row), topic, site, rng.exponential(4, len(topic)))
 
 
 def _loaded(rng: np.random.Generator, topics: Topics, sites: Sites) -> Sites:

@@ -47,7 +47,7 @@ async def _flat() -> list[Figure]:
                 began = time.monotonic()
                 while (passed := time.monotonic() - began) < MINUTES * 60:
                     progress(f"spark.memory: {passed:.0f} s of {MINUTES * 60:.0f}")
-                    for part, used in zip(PARTS, _look(child.pid), strict=True):
+                    for part, used in zip(PARTS, look(child.pid), strict=True):
                         looks[part].append(used)
                     assert not publishing.done()
                     await asyncio.sleep(LOOK)
@@ -78,7 +78,7 @@ async def _publish(client: skerry.Client, topic: str) -> None:
             await asyncio.sleep(0.02)
 
 
-def _look(pid: int) -> tuple[float, float, float]:
+def look(pid: int) -> tuple[float, float, float]:
     """What the driver, its JVM and its workers have in memory, in MB. Pages that they share are
     counted in parts."""
     driver = psutil.Process(pid)

@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from skerry.sync import connect
+from tests.live import forked
 
 SKERRY = str(Path(sys.executable).parent / "skerry")
 DEADLINE = 60.0
@@ -62,10 +63,13 @@ def environment(data: Path | None = None, **more: str) -> dict[str, str]:
 
 def skerry(data: Path | None, *arguments: str, stdin: bytes = b"", **more: str) -> Result:
     """Run a command to its end."""
+    whole = environment(data, **more)
+    if forked.can(whole):
+        return Result(forked.run([SKERRY, *arguments], whole, stdin, DEADLINE))
     return Result(
         subprocess.run(
             [SKERRY, *arguments],
-            env=environment(data, **more),
+            env=whole,
             input=stdin,
             capture_output=True,
             timeout=DEADLINE,

@@ -73,6 +73,9 @@ async def test_plan_explain_pin_apply_and_auto(monkeypatch: pytest.MonkeyPatch) 
         assert {site["site"] for site in whole["sites"]} == {"hub", "farm", "lab"}
         assert "off" in (await done(data, "placement", "auto", "off")).out
 
+        listed = (await done(data, "topic", "list", "--json")).json
+        assert [topic["name"] for topic in listed] == ["t"]
+        assert "placement/records" in (await done(data, "topic", "list", "--all")).out
         await check_errors(data)
 
 
@@ -89,7 +92,7 @@ async def check_errors(data: Path) -> None:
     wrong = await run(data, "topic", "set", "t", "--latency", "soon")
     assert "not a duration" in wrong.err
     wrong = await run(data, "topic", "create", "placement/x")
-    assert "reserved" in wrong.err
+    assert "Skerry's own" in wrong.err
     commands = (await done(data, "placement", "--help")).out
     assert all(name in commands for name in ("plan", "apply", "auto", "explain", "pin", "status"))
     assert "Example: skerry placement plan" in (await done(data, "placement", "plan", "--help")).out

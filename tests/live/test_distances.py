@@ -10,6 +10,7 @@ import socket
 import msgspec
 import pytest
 
+import skerry.fabric.distances
 from skerry import Client
 from skerry.coords import Coordinate, between, pack
 from skerry.coords.coordinate import DIMENSIONS, is_sound
@@ -65,7 +66,13 @@ async def ask(site: LocalSite) -> list[RttInfo]:
 
 
 @needs_wan
-async def test_estimates_agree_with_the_network_and_follow_a_site_that_moves() -> None:
+async def test_estimates_agree_with_the_network_and_follow_a_site_that_moves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With samples five times as often as usual, so that it takes a fifth of the time."""
+    for name in ("LINK_EVERY", "PROBE_FIRST", "PROBE_CALM", "TELL_SOON"):
+        usual = getattr(skerry.fabric.distances, name)
+        monkeypatch.setattr(skerry.fabric.distances, name, usual / 5)
     places = dict(PLACES)
     async with WanFabric(list(PLACES)) as fabric:
         for one, other in itertools.combinations(PLACES, 2):

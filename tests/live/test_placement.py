@@ -61,7 +61,7 @@ async def sees(admin: Client, topic: str, producers: int, consumers: int) -> Non
 async def test_a_topic_is_planned_explained_pinned_and_moved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("skerry.client.usage.LINGER", 2.0)
+    monkeypatch.setattr("skerry.client.usage.LINGER", 0.5)
     async with placed() as (fabric, admin), fabric.connect("farm") as client:
         assert not (await client.placement_status()).running
         await client.create_topic("t", home="hub", latency=0.03)

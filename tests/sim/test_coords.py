@@ -64,8 +64,8 @@ def test_eight_sites_after_30_samples(seed: int) -> None:
 
 
 def test_in_the_long_run() -> None:
-    check(spread(50, Random(3)), 3, 250, median=0.9, p90=0.8)
-    check(clustered(60, Random(3)), 3, 250, median=0.95, p90=0.8)
+    check(spread(32, Random(3)), 3, 250, median=0.9, p90=0.8)
+    check(clustered(32, Random(3)), 3, 250, median=0.95, p90=0.8)
 
 
 def test_a_short_cut_that_no_space_has() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import signal
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -26,6 +27,7 @@ from skerry.placement.gauge import Gauge
 from skerry.placement.records import topic_columns
 from skerry.spark.placement_job import PlacementJob
 from tests.conftest import until
+from tests.live import commandline
 from tests.live.placements import Teller, idle, placed
 from tests.spark.conftest import PATIENCE
 
@@ -89,29 +91,38 @@ def test_the_same_records_make_the_same_moves(spark: Any, seed: int) -> None:
     assert {move.cause for move in expected} >= {"drain", "latency"}
 
 
-async def test_a_plan_of_spark_is_carried_out(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_the_command_plans_and_the_leader_carries_it_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Gauge, "read", idle)
+    monkeypatch.setattr(commandline, "DEADLINE", PATIENCE)
     async with placed() as (fabric, admin):
         await admin.create_topic("t", home="hub", latency=0.02)
-        await admin.set_placement("spark", period=60.0)
+        await admin.set_placement(period=60.0)
         await admin.placement_plan()
         teller = Teller(admin)
-        at_farm: Mapping[str, Any] = {"hub": {"t": (0, 0)}, "farm": {"t": (1, 1)}}
-        await teller.tell_all(fabric, **at_farm)
-        job = PlacementJob(spark, fabric.root / "hub")
-        query = await asyncio.to_thread(job.start, tmp_path / "checkpoint", "earliest")
-        try:
+
+        arguments = (
+            "placement", "spark", "--json", "--master", "local[1]", "--memory", "600m",
+            "--conf", "spark.sql.shuffle.partitions=1",
+            "--checkpoint", str(tmp_path / "checkpoint"),
+        )  # fmt: skip
+        with commandline.running(fabric.root / "hub", tmp_path / "out", *arguments) as command:
 
             async def moved() -> bool:
-                if (error := query.exception()) is not None:
-                    raise error
+                assert command.process.poll() is None, command.err
+                await teller.tell_all(fabric, hub={"t": (0, 0)}, farm={"t": (1, 1)})
                 return (await admin.topic("t")).home == "farm"
 
             await until(moved, PATIENCE)
-            (report,) = (await admin.placement_status()).results
+            status = await admin.placement_status()
+            assert status.settings.mode == "spark"
+            (report,) = status.results
             assert (report.by, report.outcome, report.cause) == ("spark", "moved", "latency")
-            assert job.plans >= 1
-        finally:
-            await asyncio.to_thread(query.stop)
+            code = await asyncio.to_thread(command.stop, signal.SIGINT)
+        assert code == 0, command.err
+        batches = [msgspec.json.decode(line) for line in command.out.splitlines()]
+        assert any(batch["moves"] == 1 and batch["topics"] == 1 for batch in batches)
+        assert all(batch["problem"] is None for batch in batches)
+        assert "the mode of placement is spark" in command.err
+        assert "skerry placement auto on" in command.err

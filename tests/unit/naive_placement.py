@@ -7,11 +7,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from skerry.placement import Cause, Hindrance, PolicySettings, Sites, Topics
-from skerry.placement.tables import NAMES
+from skerry.placement import Cause, Clients, Hindrance, PolicySettings, Sites, Topics
+from skerry.placement.tables import NAMES, make_clients
 
 UNITS = (1e6, 1.0, 1.0, 1.0, 1e3)
 f4 = np.float32
@@ -85,7 +84,7 @@ class Naive:
                 if hindrance in (Hindrance.COOLING, Hindrance.UNMEASURED):
                     hindrance = Hindrance.NONE
                 found[i] = (int(Cause.DRAIN), int(hindrance))
-            elif (t.measured[i] and s.up[home] and t.producers[i] and t.consumers[i]
+            elif (t.measured[i] and s.up[home] and t.producers.sites[i] and t.consumers.sites[i]
                   and t.worst[i] > t.bound[i]):  # fmt: skip
                 hindrance = self.hindrance(i)
                 if (hindrance == Hindrance.COOLING
@@ -109,50 +108,38 @@ class Naive:
 
     # Which sites are feasible.
 
-    def gap(self, centre: Any, site: int) -> np.float32:
-        ticks = [round(float(a) * 16) - round(float(b) * 16)
-                 for a, b in zip(centre, self.s.position[site], strict=True)]  # fmt: skip
-        return f4(np.sqrt(f4(sum(x * x for x in ticks))))
+    def way(self, a: int, b: int) -> np.float32:
+        """Ticks from a site to another."""
+        if a == b:
+            return f4(0)
+        ticks = [round(float(x) * 16) - round(float(y) * 16)
+                 for x, y in zip(self.s.position[a], self.s.position[b], strict=True)]  # fmt: skip
+        gap = f4(np.sqrt(f4(sum(x * x for x in ticks))))
+        heights = [f4(round(float(self.s.height[x]) * 16)) for x in (a, b)]
+        return f4(gap + heights[0] + heights[1])
 
     def cell(self, i: int, b: int) -> np.float32:
-        """Twice the way to the only kind of client there is, or there and back to both."""
+        """The farthest publisher's way, and the farthest subscriber's."""
         t = self.t
-        publishes = t.producers[i] > 0 and t.measured[i]
-        subscribes = t.consumers[i] > 0 and t.measured[i]
-        home = self.s.position[t.home[i]]
-        first = t.producer_at[i] if publishes else t.consumer_at[i] if subscribes else home
-        second = t.consumer_at[i] if subscribes else first
-        ones = t.producer_site[i] if publishes else t.consumer_site[i] if subscribes else -1
-        others = t.consumer_site[i] if subscribes else ones
-        twice = f4(2 * round(float(self.s.height[b]) * 16))
-        way = f4(self.gap(first, b) + self.gap(second, b)) + twice
-        for behind in (ones, others):
-            way -= twice if behind == b else f4(0)
-        return f4(way)
-
-    def radius(self, i: int) -> tuple[float, float]:
-        """Radius and scale."""
-        t = self.t
-        publishes = t.producers[i] > 0 and t.measured[i]
-        subscribes = t.consumers[i] > 0 and t.measured[i]
-        both = float(t.producer_radius[i]) + float(t.consumer_radius[i])
-        if publishes and subscribes:
-            return both, 1.0
-        both -= 0.0 if publishes else float(t.producer_radius[i])
-        both -= 0.0 if subscribes else float(t.consumer_radius[i])
-        return both, 0.5
+        ends = []
+        for clients in (t.producers, t.consumers):
+            rows = range(clients.first[i], clients.first[i + 1]) if t.measured[i] else ()
+            lines = {g: f4(round(float(clients.access[g]) * 16)) for g in rows}
+            ends.append([f4(self.way(int(clients.site[g]), b) + lines[g]) for g in rows])
+        if not any(ends):
+            return self.way(int(t.home[i]), b)
+        return f4(max(ends[0], default=f4(0)) + max(ends[1], default=f4(0)))
 
     def ranked(self, i: int, cause: int) -> tuple[list[int], int]:
         """Candidates, the best first, and how many of them are feasible."""
         t, s, settings = self.t, self.s, self.settings
-        radius, scale = self.radius(i)
 
         def largest(ms: float) -> np.float32:
-            return f4(min(math.floor((ms - radius) * 16 / scale), 3e38) if ms < 1e30 else 3e38)
+            return f4(min(math.floor(ms * 16), 3e38) if ms < 1e30 else 3e38)
 
         limit = accept = largest(float(t.bound[i]) * (1 - settings.margin))
         if settings.when_infeasible == "least_bad":
-            here = float(self.cell(i, int(t.home[i]))) * scale / 16 + radius
+            here = float(self.cell(i, int(t.home[i]))) / 16
             gain = max(settings.gain_ms, settings.gain_ratio * here)
             accept = max(limit, largest(here - (0 if cause == Cause.OVERLOAD else gain)))
         if cause == Cause.DRAIN:
@@ -164,7 +151,7 @@ class Naive:
         }
         feasible = [b for b in cells if cells[b] <= limit]
         cost = min(t.stored_bytes[i] / 1e9 * settings.move_cost_ms_per_gb,
-                   settings.move_cost_max_ms) * 16 / scale  # fmt: skip
+                   settings.move_cost_max_ms) * 16  # fmt: skip
         pull = f4(np.rint(cost))
 
         def score(b: int) -> tuple[float, int]:
@@ -238,13 +225,7 @@ class Naive:
         self.stays = [(i, cause[i], why[i]) for i in sorted(why)]
 
     def between(self, a: int, b: int) -> float:
-        if a == b:
-            return 0.0
-        ticks = [round(float(x) * 16) - round(float(y) * 16)
-                 for x, y in zip(self.s.position[a], self.s.position[b], strict=True)]  # fmt: skip
-        gap = f4(np.sqrt(f4(sum(x * x for x in ticks))))
-        heights = [f4(round(float(self.s.height[x]) * 16)) for x in (a, b)]
-        return float((gap + heights[0] + heights[1]) / f4(16))
+        return float(self.way(a, b) / f4(16))
 
     def replicas(
         self, order: list[int], homes: dict[int, int], load: list[list[int]]
@@ -324,17 +305,21 @@ def random_tables(
         others = [b for b in range(m) if b != home[i]]
         picked = rng.permutation(others)[: int(rng.integers(0, most + 1))]
         replicas[i, : len(picked)] = picked
-    made = Topics(
+
+    def some_clients() -> Clients:
+        """Nobody, or clients behind up to four sites."""
+        behind = [rng.permutation(m)[: int(rng.integers(0, 5))] for _ in range(n)]
+        topic = np.repeat(np.arange(n), [len(sites) for sites in behind])
+        site = np.concatenate([np.zeros(0, int), *behind])
+        return make_clients(n, topic, site, np.abs(grid(10, len(topic))))
+
+    return Topics(
         names=np.array([f"topic{i:06}" for i in range(n)], NAMES),
         home=home,
         bound=np.where(few(0.3, n), np.inf, rng.uniform(10, 3 * wide, n)),
         worst=rng.uniform(0, 200, n),
-        producers=rng.integers(0, 4, n).astype("i4"),
-        consumers=rng.integers(0, 4, n).astype("i4"),
-        producer_at=grid(wide, n, d),
-        consumer_at=grid(wide, n, d),
-        producer_radius=np.abs(grid(10, n)),
-        consumer_radius=np.abs(grid(10, n)),
+        producers=some_clients(),
+        consumers=some_clients(),
         rate_in=np.rint(rng.exponential(2000, n)),
         rate_out=np.rint(rng.exponential(5000, n)),
         event_bytes=rng.choice([64.0, 1024.0], n),
@@ -347,30 +332,13 @@ def random_tables(
         measured=~few(0.05, n),
         moved_at=np.where(few(0.7, n), -np.inf, rng.uniform(0, 100, n)),
         moving_to=np.where(few(0.05, n), rng.integers(0, m, n), -1).astype("i4"),
-    )
-    position, height = grid(wide, m, d), np.abs(grid(5, m))
-    made = _behind_sites(rng, made, position, height)
-    return made, Sites(
+    ), Sites(
         names=np.array([f"site{b:03}" for b in range(m)], NAMES),
-        position=position,
-        height=height,
+        position=grid(wide, m, d),
+        height=np.abs(grid(5, m)),
         capacity=capacity,
         load=load,
         up=~few(0.1, m),
         draining=few(0.1, m),
         power=few(0.7, m),
     )
-
-
-def _behind_sites(rng: np.random.Generator, made: Topics, position: Any, height: Any) -> Topics:
-    """Half of the groups of clients are each behind one site."""
-    columns: dict[str, Any] = {}
-    for kind in ("producer", "consumer"):
-        site = rng.integers(0, len(height), len(made)).astype("i4")
-        site[rng.random(len(made)) < 0.5] = -1
-        known = site >= 0
-        at, radius = getattr(made, f"{kind}_at").copy(), getattr(made, f"{kind}_radius").copy()
-        at[known] = position[site[known]]
-        radius[known] += height[site[known]]
-        columns |= {f"{kind}_site": site, f"{kind}_at": at, f"{kind}_radius": radius}
-    return msgspec.structs.replace(made, **columns)

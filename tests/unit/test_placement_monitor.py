@@ -1,4 +1,4 @@
-"""Clients summed up, records packed, and records folded into tables."""
+"""Records packed, and folded into tables."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ import numpy as np
 import pytest
 
 from skerry import errors
+from skerry.coords import Coordinate
 from skerry.placement import (
     Monitor,
     PolicySettings,
     SiteRecord,
     TopicEntry,
-    one_way,
     pack,
     plan,
-    summarise,
     tables,
     unpack,
 )
-from skerry.placement.records import topic_columns
+from skerry.placement.records import place_of, topic_columns
 
 RNG = np.random.default_rng(5)
 
@@ -49,54 +48,11 @@ def record(site: str, number: int, topics: dict[str, float], **about: Any) -> Si
     return msgspec.structs.replace(made, **about)
 
 
-def naive_summary(at: Any, tall: Any, home: Any, height: float) -> tuple[float, float]:
-    """The radius around the mean, and the farthest from home."""
-    centre = at.mean(axis=0)
-    radius = max(np.linalg.norm(p - centre) + h for p, h in zip(at, tall, strict=True))
-    away = max(np.linalg.norm(p - home) + h + height for p, h in zip(at, tall, strict=True))
-    return radius, away
-
-
-def test_clients_become_a_centre_and_a_radius_that_holds_them_all() -> None:
-    count, topics = 3000, 200
-    topic = RNG.integers(0, topics - 1, count)  # the last has none
-    at, tall = RNG.normal(0, 30, (count, 3)), RNG.exponential(2, count)
-    home = np.array([5.0, 0.0, -3.0])
-    made = summarise(topic, at, tall, topics, (home, 0.7))
-    ratios = []
-    for t in range(topics - 1):
-        mine = topic == t
-        radius, farthest = naive_summary(at[mine], tall[mine], home, 0.7)
-        assert made.count[t] == mine.sum()
-        assert made.farthest[t] == pytest.approx(farthest)
-        reach = np.linalg.norm(at[mine] - made.centre[t], axis=1) + tall[mine]
-        assert reach.max() <= made.radius[t] <= reach.max() * 1.00001
-        assert made.radius[t] <= radius * 1.0001
-        ratios.append(made.radius[t] / radius)
-    assert np.mean(ratios) < 0.95  # tighter than the mean's
-    assert (made.count[-1], made.radius[-1], made.farthest[-1]) == (0, 0, 0)
-
-
-def test_a_summary_is_an_upper_bound_at_every_site() -> None:
-    """W(t, b) is never less than E(t) at b (section 3.4.1): else a feasible site would not be."""
-    topic = np.zeros(40, int)
-    at, tall = RNG.normal(0, 30, (40, 3)), RNG.exponential(2, 40)
-    for site in RNG.normal(0, 60, (50, 3)):
-        made = summarise(topic, at, tall, 1, (site, 1.0))
-        bound = np.linalg.norm(made.centre[0] - site) + 1.0 + made.radius[0]
-        assert bound >= made.farthest[0] - 1e-4
-
-
-def test_nobody_makes_an_empty_summary() -> None:
-    made = summarise(np.zeros(0, int), np.zeros((0, 2)), np.zeros(0), 3, (np.zeros(2), 0.0))
-    assert made.count.tolist() == [0, 0, 0]
-    assert made.centre.shape == (3, 2)
-
-
 def test_round_trips_become_one_way() -> None:
-    position, height = one_way(np.array([[0.04, -0.02]]), np.array([0.002]))
-    assert position.tolist() == [[20.0, -10.0]]
-    assert height.tolist() == [1.0]
+    position, height = place_of(Coordinate((0.04, -0.02), 0.003, 0.1, -0.001))
+    assert position == pytest.approx((20.0, -10.0))
+    assert height == pytest.approx(1.0)
+    assert place_of(Coordinate((0.0,), 0.001, 0.1, -0.002))[1] == 0.0
 
 
 def test_the_size_of_a_record_depends_on_topics_and_not_on_clients() -> None:
@@ -199,9 +155,12 @@ def test_tables_join_the_directory_with_what_homes_say() -> None:
     # lines of 0.5 ms to the home; the subscriber there has the lines. At their own site both are
     # nearer than that.
     assert topics.worst.tolist() == [0.0, 50.0, 9.0 + 1.0 + 1.0, 0.0]
-    assert topics.producers.tolist() == [0, 1, 2, 0]
-    assert topics.producer_radius.tolist() == pytest.approx([0.0, 50.5, 9.5, 0.0])
-    assert topics.producer_site.tolist() == [-1, 0, -1, -1]
+    assert topics.producers.sites.tolist() == [0, 1, 2, 0]
+    assert topics.producers.site.tolist() == [0, 0, 2]
+    assert topics.producers.access.tolist() == [50.0, 9.0, 7.0]
+    assert topics.producers.only.tolist() == [-1, 0, -1, -1]
+    some = topics.producers.take(np.array([2, 0, 1]))
+    assert (some.first.tolist(), some.site.tolist()) == ([0, 2, 2, 3], [0, 2, 0])
     assert topics.home.tolist() == [0, 0, 2, 1]
     assert topics.bound.tolist() == [np.inf, np.inf, 20.0, np.inf]
     assert topics.replicas.tolist() == [[-1], [-1], [0], [-1]]

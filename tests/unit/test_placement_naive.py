@@ -1,4 +1,4 @@
-"""The policy against a naive one, on thousands of random tables."""
+"""The policy against a naive one, on a thousand random tables."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def random_settings(seed: int) -> PolicySettings:
     )
 
 
-@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize("block", range(4))
 def test_the_policy_does_what_the_naive_one_does(block: int) -> None:
     moved = 0
-    for seed in range(block * 500, block * 500 + 500):
+    for seed in range(block * 250, block * 250 + 250):
         topics, sites = random_tables(seed)
         settings = random_settings(seed)
         made = outcome(plan(topics, sites, settings, NOW))
         slow = naive_plan(topics, sites, settings, NOW)
         assert made == (slow.moves, slow.stays), f"seed {seed}"
         moved += len(slow.moves)
-    assert moved > 500
+    assert moved > 250
 
 
 @pytest.mark.parametrize("seed", range(6))

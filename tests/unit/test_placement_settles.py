@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 
 from skerry.placement import PolicySettings, Sites, Topics, plan
-from tests.unit.test_placement_policy import make_sites, make_topics
+from skerry.placement.monitor import between
+from tests.unit.test_placement_policy import behind, make_sites, make_topics
 
 PERIOD = 5.0
 
@@ -80,9 +81,9 @@ def test_clients_that_jump_to_and_fro_move_a_topic_once_a_cool_down() -> None:
     topics, sites = make_topics(8), make_sites(0.0, 60.0)
     fabric = Fabric(topics, sites, PolicySettings(late_cool_down=10.0))
     for number in range(120):
-        at = 60.0 * (number % 2)
-        topics.producer_at[:] = topics.consumer_at[:] = at
-        topics.worst[:] = 2 * np.abs(sites.position[topics.home, 0] - at)
+        there = number % 2
+        topics.producers.site[:] = topics.consumers.site[:] = there
+        topics.worst[:] = 120.0 * (topics.home != there)
         fabric.period()
     limit = 600 / fabric.settings.late_cool_down + 1
     assert all(count <= limit for count in fabric.moved.values())
@@ -93,12 +94,12 @@ def test_a_plan_that_is_carried_out_is_not_made_again() -> None:
     for seed in range(30):
         rng = np.random.default_rng(seed)
         sites = make_sites(*rng.uniform(0, 100, 6).tolist())
-        at = rng.uniform(0, 100, (50, 1)).astype("f4")
+        clients = behind(*rng.integers(0, 6, 50).tolist(), access=4.0)
         home = rng.integers(0, 6, 50).astype("i4")
-        topics = make_topics(50, home=home, producer_at=at, consumer_at=at)
+        topics = make_topics(50, home=home, producers=clients, consumers=clients)
         settings = PolicySettings(max_in_flight=None, cool_down=0.0)
         for _ in range(2):
-            topics.worst[:] = 2 * np.abs(sites.position[topics.home] - at)[:, 0]
+            topics.worst[:] = 8.0 + 2 * between(sites, clients.site, topics.home)
             made = plan(topics, sites, settings, 0.0)
             topics = msgspec.structs.replace(topics, home=topics.home.copy())
             topics.home[made.topic] = made.to

@@ -28,6 +28,7 @@ from skerry.cli import (
     pipeline,
     placement,
     placement_explain,
+    placement_spark,
     pub,
     query,
     read,
@@ -174,6 +175,7 @@ _add(placements, "auto", placement.auto, placement.AUTO_EXAMPLE)
 _add(placements, "explain", placement_explain.explain, placement_explain.EXAMPLE)
 _add(placements, "pin", placement.pin, placement.PIN_EXAMPLE)
 _add(placements, "set", placement.change, placement.SET_EXAMPLE)
+_add(placements, "spark", placement_spark.spark, placement_spark.EXAMPLE)
 _add(placements, "status", placement.status, placement.STATUS_EXAMPLE)
 app.add_typer(functions, name="function")
 _add(functions, "deploy", function.deploy, function.DEPLOY_EXAMPLE)

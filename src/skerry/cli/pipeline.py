@@ -250,7 +250,7 @@ def _prepared(
     from skerry.spark.jobs import Folder, Job, clean
 
     file, name = pipeline_code.split_target(target)
-    config = dict(_setting(text) for text in conf or ())
+    config = read_conf(conf)
     targets = [_absolute(each) for each in find_targets(connect)] or [str(default_data())]
     root = _root(state, targets)
     clean(root)
@@ -307,6 +307,11 @@ def _root(state: Path | None, targets: list[str]) -> Path:
 
 def _absolute(target: str) -> str:
     return target if "://" in target else str(Path(target).expanduser().absolute())
+
+
+def read_conf(given: list[str] | None) -> dict[str, str]:
+    """Settings of Spark's own, as `--conf` gives them."""
+    return dict(_setting(text) for text in given or ())
 
 
 def _setting(text: str) -> tuple[str, str]:

@@ -154,7 +154,7 @@ def change(
         typer.Option(
             metavar="DURATION",
             help="… though its bound is broken, if that is less.",
-            show_default="10s",
+            show_default="4s",
         ),
     ] = None,
     margin: Annotated[

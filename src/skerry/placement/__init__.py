@@ -20,17 +20,17 @@ An agent imports this package, and numpy with it, when somebody uses placement
 (`skerry.site.placement`).
 """
 
-from skerry.placement.clients import Summary, summarise
 from skerry.placement.monitor import Monitor, TopicEntry, tables
 from skerry.placement.policy import Plan, Policy, plan
 from skerry.placement.records import SiteRecord, TopicColumns, pack, unpack
 from skerry.placement.select import Cause, Hindrance
 from skerry.placement.settings import RESOURCES, PolicySettings
-from skerry.placement.tables import Sites, Topics, one_way
+from skerry.placement.tables import Clients, Sites, Topics
 
 __all__ = [
     "RESOURCES",
     "Cause",
+    "Clients",
     "Hindrance",
     "Monitor",
     "Plan",
@@ -38,14 +38,11 @@ __all__ = [
     "PolicySettings",
     "SiteRecord",
     "Sites",
-    "Summary",
     "TopicColumns",
     "TopicEntry",
     "Topics",
-    "one_way",
     "pack",
     "plan",
-    "summarise",
     "tables",
     "unpack",
 ]

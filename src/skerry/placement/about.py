@@ -19,16 +19,13 @@ def worst_cases(topics: Topics, row: int, sites: Sites) -> Array:
     """W(t, b) for every site, in ms: as the policy computes it, but for its rounding to ticks. Of a
     topic that lacks publishers, or subscribers, the way of the others."""
     total = np.zeros(len(sites))
-    for kind in ("producer", "consumer"):
-        if not getattr(topics, f"{kind}s")[row]:
-            continue
-        gap = sites.position.astype(np.float64) - getattr(topics, f"{kind}_at")[row]
-        radius = float(getattr(topics, f"{kind}_radius")[row])
-        way = np.sqrt((gap * gap).sum(axis=1)) + sites.height + radius
-        behind = int(getattr(topics, f"{kind}_site")[row])
-        if behind >= 0:
-            way[behind] = max(radius - float(sites.height[behind]), 0.0)
-        total += way
+    every = np.arange(len(sites))
+    for clients in (topics.producers, topics.consumers):
+        farthest = np.zeros(len(sites))
+        for at in range(clients.first[row], clients.first[row + 1]):
+            way = between(sites, np.full(len(sites), clients.site[at]), every)
+            farthest = np.maximum(farthest, way + float(clients.access[at]))
+        total += farthest
     return total
 
 
@@ -46,7 +43,8 @@ def explained(
     nothing fresh is known of."""
     row = topics.names.tolist().index(name)
     bound = float(topics.bound[row])
-    paired = bool(topics.producers[row] and topics.consumers[row] and topics.measured[row])
+    publishes, subscribes = topics.producers.sites[row], topics.consumers.sites[row]
+    paired = bool(publishes and subscribes and topics.measured[row])
     clients = _clients(row, topics, sites, groups)
     publish = max((c.publish_ms for c in clients if c.publish_ms is not None), default=None)
     deliver = max((c.deliver_ms for c in clients if c.deliver_ms is not None), default=None)
@@ -103,8 +101,8 @@ def _decision(
         return "it stays: nothing fresh is known of its home"
     if np.isinf(bound):
         return "it stays: it has no latency bound, and its home has room"
-    if not topics.producers[row] or not topics.consumers[row]:
-        missing = "publishers" if not topics.producers[row] else "subscribers"
+    if not topics.producers.sites[row] or not topics.consumers.sites[row]:
+        missing = "publishers" if not topics.producers.sites[row] else "subscribers"
         return f"it stays: it has no {missing} now, so that no event is late"
     return f"it stays: at most {worst:.1f} ms keep its bound of {bound:g} ms"
 

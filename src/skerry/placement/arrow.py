@@ -1,6 +1,6 @@
 """The table of topics as Arrow, for Parquet and for Spark.
 
-Columns with several numbers a row (centres, replicas) are binary: the numbers one after the other,
+Columns with several numbers a row (clients, replicas) are binary: the numbers one after the other,
 little-endian, as in the records of sites. Arrow's lists would be taken apart number by number on
 the way through Spark.
 """
@@ -12,28 +12,27 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from skerry.placement.tables import NAMES, Array, Topics
+from skerry.placement.tables import NAMES, Array, Clients, Topics
 
 ROW = "row"
 """A column of its own: the row in the whole table, which decides where all else is equal."""
 
 _KINDS = {
-    "home": "i4", "bound": "f8", "worst": "f8", "producers": "i4", "consumers": "i4",
-    "producer_at": "f4", "consumer_at": "f4", "producer_radius": "f4", "consumer_radius": "f4",
+    "home": "i4", "bound": "f8", "worst": "f8", "producers": "", "consumers": "",
     "rate_in": "f8", "rate_out": "f8", "event_bytes": "f8", "stored_bytes": "f8",
     "replicas": "i4", "wanted": "i4", "colocated": "?", "power": "?", "pinned": "?",
-    "measured": "?", "moved_at": "f8", "moving_to": "i4", "producer_site": "i4",
-    "consumer_site": "i4",
+    "measured": "?", "moved_at": "f8", "moving_to": "i4",
 }  # fmt: skip
-PACKED = ("producer_at", "consumer_at", "replicas")
+"""Columns, and what their numbers are; clients are `_CLIENT`s."""
+_CLIENT = np.dtype([("site", "<i4"), ("access", "<f4")])
+BINARY = ("producers", "consumers", "replicas")
 
 
-def schema(names: bool = True) -> Any:
+def schema() -> Any:
     """Row, name, and the columns of `Topics` in their order."""
-    fields = [pa.field(ROW, pa.int64(), False)]
-    fields += [pa.field("names", pa.string(), False)] if names else []
+    fields = [pa.field(ROW, pa.int64(), False), pa.field("names", pa.string(), False)]
     for name, kind in _KINDS.items():
-        known = pa.binary() if name in PACKED else pa.from_numpy_dtype(np.dtype(kind))
+        known = pa.binary() if name in BINARY else pa.from_numpy_dtype(np.dtype(kind))
         fields.append(pa.field(name, known, False))
     return pa.schema(fields)
 
@@ -44,16 +43,23 @@ def to_arrow(topics: Topics, rows: Array | None = None) -> Any:
     columns = [pa.array(rows, pa.int64()), pa.array(topics.names.tolist(), pa.string())]
     for name, kind in _KINDS.items():
         column = getattr(topics, name)
-        columns.append(packed(column) if name in PACKED else pa.array(column.astype(kind)))
+        if isinstance(column, Clients):
+            columns.append(_packed_clients(column))
+        elif name in BINARY:
+            columns.append(packed(column))
+        else:
+            columns.append(pa.array(column.astype(kind)))
     return pa.Table.from_arrays(columns, schema=schema())
 
 
 def from_arrow(table: Any) -> tuple[Topics, Array]:
     """Topics and the numbers of their rows, in the order of the table (or record batch)."""
-    found: dict[str, Array] = {}
+    found: dict[str, Any] = {}
     for name, kind in _KINDS.items():
         column = table.column(name)
-        if name in PACKED:
+        if not kind:
+            found[name] = _unpacked_clients(column)
+        elif name in BINARY:
             found[name] = unpacked(column, kind)
         else:
             found[name] = column.to_numpy(zero_copy_only=False).astype(kind, copy=False)
@@ -64,21 +70,43 @@ def from_arrow(table: Any) -> tuple[Topics, Array]:
 
 def packed(numbers: Array) -> Any:
     """A matrix as a column of binaries, without looking at each."""
-    data = np.ascontiguousarray(numbers)
-    width = data.shape[1] * data.itemsize
-    ends = pa.py_buffer(np.arange(len(data) + 1, dtype="i4") * np.int32(width))
-    return pa.Array.from_buffers(pa.binary(), len(data), [None, ends, pa.py_buffer(data)])
+    return _binaries(numbers, np.arange(len(numbers) + 1) * numbers.shape[1])
+
+
+def _packed_clients(clients: Clients) -> Any:
+    pairs = np.empty(len(clients.site), _CLIENT)
+    pairs["site"], pairs["access"] = clients.site, clients.access
+    return _binaries(pairs, clients.first)
+
+
+def _binaries(data: Array, ends: Array) -> Any:
+    """A column whose row n are the items from `ends[n]` up to `ends[n + 1]`."""
+    at = pa.py_buffer((ends * data.itemsize).astype("i4"))
+    whole = pa.py_buffer(np.ascontiguousarray(data))
+    return pa.Array.from_buffers(pa.binary(), len(ends) - 1, [None, at, whole])
 
 
 def unpacked(column: Any, kind: str) -> Array:
     """A column of binaries of one length as a matrix."""
+    items, ends = _items(column, np.dtype(kind))
+    width = int(ends[1]) if len(ends) > 1 else 0
+    return items.reshape(len(ends) - 1, width)
+
+
+def _unpacked_clients(column: Any) -> Clients:
+    pairs, ends = _items(column, _CLIENT)
+    return Clients(ends, pairs["site"].copy(), pairs["access"].copy())
+
+
+def _items(column: Any, kind: Any) -> tuple[Array, Array]:
+    """What `_binaries` was given."""
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    parts = []
+    parts, counts = [np.zeros(0, kind)], [np.zeros(1, np.int64)]
     for chunk in chunks:
         _, ends, data = chunk.buffers()
         size = "i8" if pa.types.is_large_binary(chunk.type) else "i4"
         at = np.frombuffer(ends, size)[chunk.offset : chunk.offset + len(chunk) + 1]
-        numbers = np.frombuffer(data or b"", np.uint8)[at[0] : at[-1]].copy().view(kind)
-        parts.append(numbers.reshape(len(chunk), -1) if len(chunk) else numbers.reshape(0, 0))
-    parts = [part for part in parts if len(part)] or parts[:1]
-    return np.concatenate(parts) if parts else np.empty((0, 0), kind)
+        if len(at):
+            parts.append(np.frombuffer(data or b"", np.uint8)[at[0] : at[-1]].copy().view(kind))
+            counts.append(np.diff(at).astype(np.int64) // kind.itemsize)
+    return np.concatenate(parts), np.cumsum(np.concatenate(counts))

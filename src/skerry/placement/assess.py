@@ -1,19 +1,28 @@
-"""`python -m skerry.placement.assess`: how good placement by centres is (ePulsar, section 5.5).
+"""`python -m skerry.placement.assess`: how good placement is, by simulation (ePulsar, section 5.5).
 
-A home reports a centre and a radius, not each client. What does that cost? For topologies of
-several sizes, clients are placed at random a thousand times, and each topic's home is chosen
+For topologies of several sizes clients are placed at random, a thousand times each. Every topic
+has to leave the site where it is, and its home is chosen
 
-- by *centres*: least W(t, b), as `skerry.placement` does;
-- by *all pairs*: least worst case over all publishers and subscribers, the best there is;
+- by *all pairs*: the least worst case over all publishers and subscribers, each looked at by
+  itself, and with the latencies as they are: the best there is;
+- by *skerry*: sites sum up their clients in records, the records are folded into tables, and `plan`
+  decides: all that happens in a fabric, but for the coordinates, which are right;
+- by *estimates*: the same with coordinates that the sites found by a hundred samples each, 5 % too
+  long on average, some of them spikes;
+- by *centres*: the mean of the publishers' coordinates and that of the subscribers', as in the
+  paper, with coordinates that are right;
 - by *hashing*: some site, whatever the distance.
 
-Reported are the worst latency of a pair, and the share of pairs that break the topic's bound.
+Reported are the worst latency of any pair, the mean over topics of their worst pair, and the share
+of pairs that break the bound. Latencies are one way, from a publisher through its own site to the
+home, and from there through the subscriber's site to the subscriber.
+
 Scenarios: `mmog`, 1024 players in 128 groups over cities of the USA, every avatar a topic to which
 the player publishes and all of its group subscribe, 100 ms. `uav`, 16 swarms of 8 over zones of a
 city 30 ms apart and back, the leader publishes to the followers and they to it, 40 ms. The paper
 adds up round trips; here ways are one way, so its bounds are halved. `mixed`, which the paper does
-not have, is the hardest on centres: many publishers and many subscribers, anywhere on a plane,
-bounds that are hard to keep.
+not have: sites and clients anywhere on a plane, many publishers and many subscribers, each at the
+site next to it, bounds that are hard to keep.
 """
 
 from __future__ import annotations
@@ -21,11 +30,19 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
 
 import msgspec
 import numpy as np
+from rich.console import Console
+from rich.progress import Progress
 
-from skerry.placement.clients import summarise
+from skerry.coords import Position
+from skerry.placement.monitor import Monitor, TopicEntry, tables
+from skerry.placement.policy import plan
+from skerry.placement.records import SiteRecord, place_of, topic_columns
+from skerry.placement.settings import PolicySettings
 from skerry.placement.tables import Array
 
 CITIES = {
@@ -39,18 +56,50 @@ CITIES = {
 """Latitude and longitude."""
 MS_PER_100_KM = 0.85
 """One way: light in glass takes 0.5, and cables are not straight."""
+SAME = 50
+"""Placements of clients among the same sites, whose coordinates are estimated once."""
+SAMPLES = 100
+"""Round trips that each site measures before its coordinate is used."""
+NOISE, SPIKES = 0.05, 0.02
+"""A measured round trip is longer than the truth: by a normally distributed part of it, and now and
+then by up to ten times."""
+RULES = ("all pairs", "skerry", "estimates", "centres", "hashing")
 
 
-class Stage(msgspec.Struct, frozen=True):
-    """Sites, and clients that take part in topics: a row each time one publishes or subscribes."""
+class Layout(msgspec.Struct, frozen=True):
+    """Sites at coordinates in ms one way."""
 
     position: Array
     height: Array
+
+    def __len__(self) -> int:
+        return len(self.height)
+
+    def ways(self) -> Array:
+        """(sites, sites), ms one way."""
+        gap = self.position[:, None, :] - self.position
+        found: Array = np.sqrt((gap * gap).sum(axis=2)) + self.height[:, None] + self.height
+        np.fill_diagonal(found, 0.0)
+        return found
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Clients that take part in topics: a row each time one publishes, or subscribes."""
+
+    topic: Array
+    site: Array
+    """The site that it is behind."""
+    line: Array
+    """ms one way to it."""
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """Clients among the sites of a layout."""
+
     bound: float
     topics: int
-    producers: tuple[Array, Array, Array]
-    """Topic, position, height."""
-    consumers: tuple[Array, Array, Array]
+    producers: Group
+    consumers: Group
 
 
 class Score(msgspec.Struct, frozen=True):
@@ -64,6 +113,26 @@ class Score(msgspec.Struct, frozen=True):
     """Share of pairs whose latency is above the bound."""
 
 
+class Scenario(msgspec.Struct, frozen=True):
+    """How sites and clients are drawn, and how many sites there are."""
+
+    layout: Callable[[np.random.Generator, int], Layout]
+    clients: Callable[[np.random.Generator, Layout], Stage]
+    sizes: tuple[int, ...]
+
+
+class Result(msgspec.Struct, frozen=True):
+    """One scenario with so many sites."""
+
+    scenario: str
+    sites: int
+    placements: int
+    scores: dict[str, Score]
+
+
+# Scenarios
+
+
 def city_plane() -> Array:
     """Cities in ms one way, (cities, 2)."""
     degrees = np.array(list(CITIES.values()))
@@ -72,133 +141,215 @@ def city_plane() -> Array:
     ) * (111.2 / 100 * MS_PER_100_KM)  # fmt: skip
 
 
-def mmog(rng: np.random.Generator, size: int) -> Stage:
-    """Section 5.5.2, with so many cities. A game server is 5 ms from the broker of its city, there
-    and back: half of that on either side."""
-    at = city_plane()[rng.permutation(len(CITIES))[:size]]
-    players, groups = 1024, 128
-    city = rng.integers(0, size, players)
-    group = rng.permutation(np.arange(players) % groups)
+def cities(rng: np.random.Generator, size: int) -> Layout:
+    """So many of the cities."""
+    return Layout(city_plane()[rng.permutation(len(CITIES))[:size]], np.zeros(size))
+
+
+def players(rng: np.random.Generator, layout: Layout) -> Stage:
+    """Section 5.5.2. A game server is 5 ms from the broker of its city, there and back."""
+    count, groups = 1024, 128
+    city = rng.integers(0, len(layout), count)
+    group = rng.permutation(np.arange(count) % groups)
     mates = np.argsort(group, kind="stable").reshape(groups, -1)
-    topic = np.repeat(np.arange(players), players // groups)
+    topic = np.repeat(np.arange(count), count // groups)
     listener = mates[group].reshape(-1)
-    height = np.full(size, 1.25)
     return Stage(
-        at, height, 50.0, players,
-        (np.arange(players), at[city], np.full(players, 1.25)),
-        (topic, at[city[listener]], np.full(len(topic), 1.25)),
+        50.0, count,
+        Group(np.arange(count), city, np.full(count, 2.5)),
+        Group(topic, city[listener], np.full(len(topic), 2.5)),
     )  # fmt: skip
 
 
-def uav(rng: np.random.Generator, size: int) -> Stage:
-    """Section 5.5.3, with so many zones, all 30 ms from each other and back: the corners of a
-    simplex. The radio takes 4 to 9 ms one way."""
-    at = np.eye(size) * (15.0 / np.sqrt(2.0))
-    swarms, members = 16, 8
-    zone = rng.integers(0, size, swarms)
-    radio = rng.uniform(4.0, 9.0, (swarms, members))
-    leader, followers = np.zeros(swarms, int), np.tile(np.arange(1, members), swarms)
-    each, many = np.arange(swarms), np.repeat(np.arange(swarms), members - 1)
-    lead = (at[zone[each]], radio[each, leader])
-    follow = (at[zone[many]], radio[many, followers])
-    return Stage(
-        at, np.zeros(size), 20.0, 2 * swarms,
-        (np.r_[each, many + swarms], np.r_[lead[0], follow[0]], np.r_[lead[1], follow[1]]),
-        (np.r_[many, each + swarms], np.r_[follow[0], lead[0]], np.r_[follow[1], lead[1]]),
-    )  # fmt: skip
+def zones(rng: np.random.Generator, size: int) -> Layout:
+    """So many zones, all 30 ms from each other and back: the corners of a simplex."""
+    return Layout(np.eye(size) * (15.0 / np.sqrt(2.0)), np.zeros(size))
 
 
-def mixed(rng: np.random.Generator, size: int) -> Stage:
-    """So many sites anywhere; topics with up to 8 publishers and 16 subscribers anywhere."""
+def swarms(rng: np.random.Generator, layout: Layout) -> Stage:
+    """Section 5.5.3. The radio takes 4 to 9 ms one way."""
+    count, members = 16, 8
+    zone = rng.integers(0, len(layout), count)
+    radio = rng.uniform(4.0, 9.0, (count, members))
+    each, many = np.arange(count), np.repeat(np.arange(count), members - 1)
+    followers = radio[:, 1:].reshape(-1)
+
+    def group(first: tuple[Array, Array], second: tuple[Array, Array]) -> Group:
+        """Those of the leaders' topics, and of the followers'."""
+        swarm = np.r_[first[0], second[0]]
+        topic = np.r_[first[0], second[0] + count]
+        return Group(topic, zone[swarm], np.r_[first[1], second[1]])
+
+    lead, follow = (each, radio[:, 0]), (many, followers)
+    return Stage(20.0, 2 * count, group(lead, follow), group(follow, lead))
+
+
+def anywhere(rng: np.random.Generator, size: int) -> Layout:
+    """So many sites on a plane, with access lines."""
+    return Layout(rng.uniform(0, 40, (size, 2)), rng.exponential(1, size))
+
+
+def crowd(rng: np.random.Generator, layout: Layout) -> Stage:
+    """Topics with up to 8 publishers and 16 subscribers anywhere, each at the site next to it."""
     topics = 64
-    at = rng.uniform(0, 40, (size, 2))
 
-    def clients(most: int) -> tuple[Array, Array, Array]:
+    def group(most: int) -> Group:
         topic = np.repeat(np.arange(topics), rng.integers(1, most + 1, topics))
-        return topic, rng.uniform(0, 40, (len(topic), 2)), rng.exponential(2, len(topic))
+        gap = rng.uniform(0, 40, (len(topic), 1, 2)) - layout.position
+        away = np.sqrt((gap * gap).sum(axis=2))
+        return Group(topic, away.argmin(axis=1), away.min(axis=1) + rng.exponential(2, len(topic)))
 
-    return Stage(at, rng.exponential(1, size), 60.0, topics, clients(8), clients(16))
+    return Stage(60.0, topics, group(8), group(16))
 
 
-SCENARIOS: dict[str, tuple[Callable[[np.random.Generator, int], Stage], tuple[int, ...]]] = {
-    "mmog": (mmog, (3, 5, 8, 12, 16)),
-    "uav": (uav, (2, 4, 8, 16)),
-    "mixed": (mixed, (5, 10, 20, 40)),
+SCENARIOS = {
+    "mmog": Scenario(cities, players, (3, 5, 8, 12, 16)),
+    "uav": Scenario(zones, swarms, (2, 4, 8, 16)),
+    "mixed": Scenario(anywhere, crowd, (5, 10, 20, 40)),
 }
-"""Each with the sizes that it is tried at."""
 
 
-def assess(scenario: str, size: int, placements: int, seed: int) -> dict[str, Score]:
-    """The three rules on the same random placements."""
-    make = SCENARIOS[scenario][0]
-    seen: dict[str, list[tuple[float, float, float]]] = {}
+# Rules
+
+
+def assess(
+    name: str, size: int, placements: int, seed: int, done: Callable[[], None] = lambda: None
+) -> Result:
+    """All rules on the same random placements; `done` is called after each."""
+    scenario = SCENARIOS[name]
+    seen: dict[str, list[tuple[float, float, float]]] = {rule: [] for rule in RULES}
     for number in range(placements):
-        stage = make(np.random.default_rng((seed, size, number)), size)
-        reach = [_reach(stage, clients) for clients in (stage.producers, stage.consumers)]
-        exact = reach[0] + reach[1]
-        hashed = np.random.default_rng((seed, size, number, 1)).integers(0, size, stage.topics)
-        rules = {
+        if number % SAME == 0:
+            layout = scenario.layout(np.random.default_rng((seed, size, number)), size)
+            estimate = estimated(layout, Random(f"{seed}-{size}-{number}"))
+            ways = layout.ways()
+        rng = np.random.default_rng((seed, size, number, 1))
+        stage = scenario.clients(rng, layout)
+        exact = _reach(stage.producers, stage.topics, ways)
+        exact += _reach(stage.consumers, stage.topics, ways)
+        homes = {
             "all pairs": exact.argmin(axis=1),
-            "centres": _by_centres(stage),
-            "hashing": hashed,
+            "skerry": by_records(stage, layout),
+            "estimates": by_records(stage, estimate),
+            "centres": _by_centres(stage, layout),
+            "hashing": rng.integers(0, size, stage.topics),
         }
-        for rule, home in rules.items():
+        pairs = _pairs(stage)
+        for rule, home in homes.items():
             worst = exact[np.arange(stage.topics), home]
-            entry = float(worst.max()), float(worst.mean()), _violations(stage, home)
-            seen.setdefault(rule, []).append(entry)
-    return {rule: Score(*np.mean(entries, axis=0).tolist()) for rule, entries in seen.items()}
+            late = (_latencies(stage, pairs, ways, home) > stage.bound).mean()
+            seen[rule].append((float(worst.max()), float(worst.mean()), float(late)))
+        done()
+    scores = {rule: Score(*np.mean(found, axis=0).tolist()) for rule, found in seen.items()}
+    return Result(name, size, placements, scores)
 
 
-def _away(stage: Stage, clients: tuple[Array, Array, Array]) -> Array:
-    """(clients, sites), ms."""
-    gap = clients[1][:, None, :] - stage.position
-    found: Array = np.sqrt((gap * gap).sum(axis=2)) + clients[2][:, None] + stage.height
-    return found
+def estimated(layout: Layout, random: Random) -> Layout:
+    """The coordinates that sites find by measuring each other."""
+    ways = layout.ways() / 500.0  # there and back, in seconds
+    sites = [Position(Random(random.random())) for _ in range(len(layout))]
+    for moment in range(SAMPLES):
+        for number, site in enumerate(sites):
+            peer = random.choice([other for other in range(len(sites)) if other != number])
+            rtt = float(ways[number, peer]) * (1.0 + abs(random.gauss(0.0, NOISE)))
+            if random.random() < SPIKES:
+                rtt *= random.uniform(1.0, 10.0)
+            site.observe(f"s{peer}", sites[peer].coordinate, rtt, float(moment))
+    places = [place_of(site.coordinate) for site in sites]
+    return Layout(np.array([at for at, _ in places]), np.array([height for _, height in places]))
 
 
-def _reach(stage: Stage, clients: tuple[Array, Array, Array]) -> Array:
+def by_records(stage: Stage, layout: Layout) -> Array:
+    """Where `plan` puts the topics, by what sites at the places of `layout` report. They are at a
+    site that is to be emptied."""
+    monitor = Monitor()
+    names = [f"t{number:04}" for number in range(stage.topics)]
+    size = len(layout), stage.topics
+    columns: dict[str, Array] = {}
+    for kind, group in (("producer", stage.producers), ("consumer", stage.consumers)):
+        count, line = np.zeros(size, int), np.zeros(size)
+        np.add.at(count, (group.site, group.topic), 1)
+        np.maximum.at(line, (group.site, group.topic), group.line)
+        columns |= {f"{kind}s": count, f"{kind}_access": line}
+    for site in range(len(layout)):
+        used = (columns["producers"][site] > 0) | (columns["consumers"][site] > 0)
+        about = {name: column[site, used] for name, column in columns.items()}
+        some = [names[topic] for topic in np.flatnonzero(used).tolist()]
+        monitor.fold(_record(f"s{site:03}", layout, site, some, about), 0.0)
+    monitor.fold(_record("full", layout, 0, names, {}, draining=True), 0.0)
+    topics, sites = tables(monitor, [TopicEntry(name=name, home="full") for name in names], 0.0)
+    made = plan(topics, sites, PolicySettings(max_in_flight=None), 0.0)
+    home = np.empty(stage.topics, int)
+    home[made.topic] = made.to - 1  # "full" comes first
+    return home
+
+
+def _record(
+    name: str, layout: Layout, site: int, topics: list[str], about: dict[str, Array], **more: Any
+) -> SiteRecord:
+    nothing = np.zeros(len(topics))
+    columns = dict.fromkeys(
+        ("producers", "consumers", "producer_access", "consumer_access", "rate_in", "rate_out",
+         "event_bytes", "stored_bytes", "publish_ms", "deliver_ms", "deliver_most_ms"), nothing
+    )  # fmt: skip
+    return SiteRecord(
+        site=name, started=1, number=1, position=tuple(layout.position[site].tolist()),
+        height=float(layout.height[site]), capacity=(float("inf"),) * 5, load=(0.0,) * 5,
+        topics=topic_columns(topics, **columns | about), **more,
+    )  # fmt: skip
+
+
+def _reach(group: Group, topics: int, ways: Array) -> Array:
     """(topics, sites): the farthest client."""
-    found = np.zeros((stage.topics, len(stage.position)))
-    np.maximum.at(found, clients[0], _away(stage, clients))
+    found = np.zeros((topics, len(ways)))
+    np.maximum.at(found, group.topic, ways[group.site] + group.line[:, None])
     return found
 
 
-def _by_centres(stage: Stage) -> Array:
-    """Least W(t, b). The radii are the same for every site."""
-    total = np.zeros((stage.topics, len(stage.position)))
-    for topic, position, height in (stage.producers, stage.consumers):
-        home = stage.position[0], float(stage.height[0])
-        centre = summarise(topic, position, height, stage.topics, home).centre
-        gap = centre[:, None, :] - stage.position
-        total += np.sqrt((gap * gap).sum(axis=2)) + stage.height
+def _by_centres(stage: Stage, layout: Layout) -> Array:
+    """Least |p - b| + |c - b| + 2 h(b); the radii are the same for every site."""
+    total = np.tile(2.0 * layout.height, (stage.topics, 1))
+    for group in (stage.producers, stage.consumers):
+        centre = np.zeros((stage.topics, layout.position.shape[1]))
+        np.add.at(centre, group.topic, layout.position[group.site])
+        centre /= np.bincount(group.topic, minlength=stage.topics)[:, None]
+        gap = centre[:, None, :] - layout.position
+        total += np.sqrt((gap * gap).sum(axis=2))
     nearest: Array = total.argmin(axis=1)
     return nearest
 
 
-def _violations(stage: Stage, home: Array) -> float:
-    """Share of the pairs of a topic's publishers and subscribers that are above the bound."""
-    ways = []
-    for clients in (stage.producers, stage.consumers):
-        at = home[clients[0]]
-        gap = clients[1] - stage.position[at]
-        away = np.sqrt((gap * gap).sum(axis=1)) + clients[2] + stage.height[at]
-        ends = np.cumsum(np.bincount(clients[0], minlength=stage.topics))[:-1]
-        ways.append(np.split(away[np.argsort(clients[0], kind="stable")], ends))
-    pairs = [np.add.outer(p, c).ravel() for p, c in zip(*ways, strict=True)]
-    return float((np.concatenate(pairs) > stage.bound).mean())
+def _pairs(stage: Stage) -> tuple[Array, Array]:
+    """Rows of the publishers and of the subscribers of all pairs."""
+    order = np.argsort(stage.consumers.topic, kind="stable")
+    per_topic = np.bincount(stage.consumers.topic, minlength=stage.topics)
+    first = np.cumsum(per_topic) - per_topic
+    count = per_topic[stage.producers.topic]
+    within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    other = order[np.repeat(first[stage.producers.topic], count) + within]
+    return np.repeat(np.arange(len(count)), count), other
 
 
-def report(placements: int, seed: int) -> Iterator[str]:
-    """Lines of the table."""
-    yield (f"{'scenario':9}{'sites':>6}  {'rule':10}{'worst ms':>9}{'mean ms':>9}"
+def _latencies(stage: Stage, pairs: tuple[Array, Array], ways: Array, home: Array) -> Array:
+    total = np.zeros(len(pairs[0]))
+    for group, rows in zip((stage.producers, stage.consumers), pairs, strict=True):
+        total += (ways[group.site, home[group.topic]] + group.line)[rows]
+    return total
+
+
+# The table
+
+
+def lines(result: Result) -> Iterator[str]:
+    """One scenario and size, a line for each rule."""
+    best = result.scores["all pairs"].worst
+    for rule, score in result.scores.items():
+        yield (f"{result.scenario:9}{result.sites:6}  {rule:10}{score.worst:9.2f}{score.mean:9.2f}"
+               f"{score.violations:12.3%}{score.worst / best - 1:+15.2%}")  # fmt: skip
+
+
+HEADING = (f"{'scenario':9}{'sites':>6}  {'rule':10}{'worst ms':>9}{'mean ms':>9}"
            f"{'violations':>12}{'worst to best':>15}")  # fmt: skip
-    for scenario, (_, sizes) in SCENARIOS.items():
-        for size in sizes:
-            scores = assess(scenario, size, placements, seed)
-            best = scores["all pairs"].worst
-            for rule, score in scores.items():
-                yield (f"{scenario:9}{size:6}  {rule:10}{score.worst:9.2f}{score.mean:9.2f}"
-                       f"{score.violations:12.3%}{score.worst / best - 1:+15.2%}")  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -207,10 +358,26 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m skerry.placement.assess", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--placements", type=int, default=1000, help="of each size (1000)")
+    parser.add_argument("--scenario", choices=SCENARIOS, help="only this one")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="all figures, for programs")
     options = parser.parse_args(arguments)
-    for line in report(options.placements, options.seed):
-        print(line, flush=True)
+    names = [options.scenario] if options.scenario else list(SCENARIOS)
+    todo = [(name, size) for name in names for size in SCENARIOS[name].sizes]
+    found = []
+    if not options.json:
+        print(HEADING)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("placements", total=len(todo) * options.placements)
+        for name, size in todo:
+            result = assess(
+                name, size, options.placements, options.seed, lambda: progress.advance(task)
+            )
+            found.append(result)
+            if not options.json:
+                print("\n".join(lines(result)), flush=True)
+    if options.json:
+        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     return 0
 
 

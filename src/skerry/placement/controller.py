@@ -54,7 +54,7 @@ from skerry.placement import explain
 from skerry.placement.about import explained, site_loads
 from skerry.placement.decide import CONFIRM, Standing, as_entries, decision, policy_settings
 from skerry.placement.executor import Decision, Executor
-from skerry.placement.monitor import Groups, Monitor, whole_tables
+from skerry.placement.monitor import STALE, Groups, Monitor, whole_tables
 from skerry.placement.policy import Plan, plan
 from skerry.placement.records import unpack
 from skerry.placement.settings import PolicySettings
@@ -64,8 +64,6 @@ log = logging.getLogger("skerry.placement")
 
 KEPT = 3600.0
 """Seconds that records, results and plans are kept."""
-STALE = 3.0
-"""Periods after which what a site said counts no more: two records may be lost."""
 GATHER = 0.05
 """Seconds for which records that come together are gathered."""
 SHARE = 0.2
@@ -311,7 +309,8 @@ class Controller:
         made = await self._made(known)
         moves = list(explain.moves(made, known.topics, known.sites, known.settings))
         rows, topics = made.topic, known.topics
-        alone = (topics.producer_site[rows] == made.to) & (topics.consumer_site[rows] == made.to)
+        publish, subscribe = topics.producers.only[rows], topics.consumers.only[rows]
+        alone = (publish == made.to) & (subscribe == made.to)
         # What waits for its turn has been decided, and stays so if the plan has it still.
         sure = set(topics.names[rows[alone]].tolist()) | self.executor.waiting
         ready = self._standing.stood(moves, known.now, step * 0.9, sure)

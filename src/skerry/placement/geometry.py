@@ -1,11 +1,10 @@
-"""Topics and sites in ticks, and their distances without rounding.
+"""Topics and sites in ticks, and the distances of sites without rounding.
 
 Positions are rounded to 1/16 ms; coordinates are some milliseconds off anyway. The square of a
-distance is then a whole number, which a matrix product computes exactly as long as the numbers fit
-into the digits of its floats, whatever the order in which it adds: so it is the same on every
-processor, with every library and for every division into pieces. Up to some 250 ms one way float32
-has the digits; beyond, float64 is used, with the same result. The root is taken in float32, which
-IEEE 754 defines to the last bit.
+distance is then a whole number, for which float64 has the digits: a matrix product computes it
+exactly, whatever the order in which it adds, so it is the same on every processor and with every
+library. The root is taken in float32, which IEEE 754 defines to the last bit, as it does sums; and
+a maximum is the same however it is divided.
 """
 
 from __future__ import annotations
@@ -15,33 +14,25 @@ import numpy as np
 
 from skerry.placement.select import Cause
 from skerry.placement.settings import PolicySettings
-from skerry.placement.tables import Array, Sites, Topics
+from skerry.placement.tables import Array, Clients, Sites, Topics, make_clients
 
 TICKS = 16.0
 """Ticks in a millisecond."""
 MOST = np.float32(3e38)
 """Larger than every cell, and not infinite."""
-_EXACT = 2.0**24
-"""Whole numbers up to it are exact in float32."""
-_PRODUCT = 200_000
-"""Multiplications above which the library would start threads of its own, which for a product of so
-few dimensions wait for each other longer than they work (measured: 1.6 times as long)."""
-_CHUNK = 8192
-"""Rows that are worked on at a time where a column's whole length would not stay in the cache."""
+_CHUNK = 1024
+"""Sites that are worked on at a time, so that not all squares are there at once."""
 
 
 class Geometry(msgspec.Struct, frozen=True):
-    """Topics in ticks. A cell of the matrix is |p - b| + |c - b| + 2 h(b); W(t, b) is `scale` times
-    the cell plus `radius`. Where all publishers, or all subscribers, are behind the site b itself,
-    2 h(b) is taken off the cell for each: once for the site, and once out of the radius."""
+    """Topics in ticks. A cell of the matrix is W(t, b): the way of the farthest publisher to the
+    site, and from there to the farthest subscriber. Where there is only one of the two, it is that
+    way alone; of a topic without any clients, the way from its home."""
 
-    producer: Array
-    consumer: Array
-    producer_site: Array
-    consumer_site: Array
-    radius: Array
-    """float64, ms."""
-    scale: Array
+    ways: Array
+    """float32 (sites + 1, sites): from one site to another; the last row is zero."""
+    clients: tuple[Clients, Clients]
+    """Publishers and subscribers that count, with lines in ticks."""
     limit: Array
     """The largest cell that is feasible."""
     accept: Array
@@ -51,60 +42,66 @@ class Geometry(msgspec.Struct, frozen=True):
     cost: Array
     """What a site without a copy is further away."""
 
-    def ms(self, cell: Array, rows: slice | Array) -> Array:
-        """W(t, b) of cells, (rows, any): milliseconds in float32."""
-        scale, radius = self.scale[rows, None], self.radius[rows, None]
-        found: Array = ((cell * scale).astype(np.float64) / TICKS + radius).astype(np.float32)
-        return np.maximum(found, np.float32(0.0), out=found)  # heights are rounded, radii are not
-
 
 def geometry(topics: Topics, sites: Sites, settings: PolicySettings, cause: Array) -> Geometry:
-    """Ticks of all topics. The distance to the only group of clients that a topic has is counted
-    twice, and halved again by `scale`: so one kind of matrix does for all."""
-    publishes = (topics.producers > 0) & topics.measured
-    subscribes = (topics.consumers > 0) & topics.measured
-    producer, consumer = topics.producer_at, topics.consumer_at
-    behind = topics.producer_site, topics.consumer_site
-    radius = topics.producer_radius.astype(np.float64) + topics.consumer_radius
-    scale = np.ones(len(topics), np.float32)
-    both = publishes & subscribes
-    if not both.all():
-        producer, consumer = producer.copy(), consumer.copy()
-        producer[~publishes] = consumer[~publishes]
-        consumer[~subscribes] = producer[~subscribes]
-        none = ~publishes & ~subscribes
-        producer[none] = consumer[none] = sites.position[topics.home[none]]
-        behind = (
-            np.where(publishes, behind[0], np.where(subscribes, behind[1], -1)),
-            np.where(subscribes, behind[1], np.where(publishes, behind[0], -1)),
-        )
-        scale[~both] = 0.5
-        radius -= np.where(publishes, 0.0, topics.producer_radius)
-        radius -= np.where(subscribes, 0.0, topics.consumer_radius)
-    home = _cells(producer, consumer, topics.home, sites)
-    for site in behind:
-        at_home = site == topics.home
-        home[at_home] -= 2.0 * ticks(sites.height[topics.home[at_home]])
-    limit = _largest_cell(topics.bound * (1.0 - settings.margin), radius, scale)
+    """Ticks of all topics."""
+    ways = np.zeros((len(sites) + 1, len(sites)), np.float32)
+    ways[:-1] = distances(sites)
+    ends = _clients(topics)
+    home = np.zeros(len(topics), np.float32)
+    for group in ends:
+        at = np.repeat(topics.home, group.sites)
+        home += group.over_topics(ways[group.site, at] + group.access)
+    limit = _largest_cell(topics.bound * (1.0 - settings.margin))
     accept = limit
     if settings.when_infeasible == "least_bad":
-        now = home.astype(np.float64) * scale / TICKS + radius
+        now = home.astype(np.float64) / TICKS
         gain = np.maximum(settings.gain_ms, settings.gain_ratio * now)
         gain[cause == Cause.OVERLOAD] = 0.0
-        accept = np.maximum(limit, _largest_cell(now - gain, radius, scale))
+        accept = np.maximum(limit, _largest_cell(now - gain))
     accept = np.where(cause == Cause.DRAIN, MOST, accept)
     cost = topics.stored_bytes / 1e9 * settings.move_cost_ms_per_gb
-    cost = np.minimum(cost, settings.move_cost_max_ms) * TICKS / scale
-    return Geometry(
-        producer, consumer, *behind, radius, scale, limit, accept, home,
-        np.rint(cost).astype(np.float32),
-    )  # fmt: skip
+    cost = np.minimum(cost, settings.move_cost_max_ms) * TICKS
+    return Geometry(ways, ends, limit, accept, home, np.rint(cost).astype(np.float32))
 
 
-def _largest_cell(ms: Array, radius: Array, scale: Array) -> Array:
+def _clients(topics: Topics) -> tuple[Clients, Clients]:
+    """Those that count: of a topic that is not measured nobody's, and at the home of one that has
+    nobody a subscriber."""
+    publish, subscribe = topics.producers, topics.consumers
+    if not topics.measured.all():
+        publish, subscribe = (_only(group, topics.measured) for group in (publish, subscribe))
+    alone = (publish.sites == 0) & (subscribe.sites == 0)
+    if alone.any():
+        topic = np.repeat(np.arange(len(topics)), subscribe.sites)
+        subscribe = make_clients(
+            len(topics),
+            np.concatenate((topic, np.flatnonzero(alone))),
+            np.concatenate((subscribe.site, topics.home[alone])),
+            np.concatenate((subscribe.access, np.zeros(int(alone.sum()), np.float32))),
+        )
+    found = [
+        Clients(group.first, group.site, ticks(group.access)) for group in (publish, subscribe)
+    ]
+    return found[0], found[1]
+
+
+def _only(group: Clients, known: Array) -> Clients:
+    kept = np.repeat(known, group.sites)
+    first = np.concatenate((np.zeros(1, np.int64), np.cumsum(np.where(known, group.sites, 0))))
+    return Clients(first, group.site[kept], group.access[kept])
+
+
+def _largest_cell(ms: Array) -> Array:
     """The cell of a worst case of `ms`."""
-    cell: Array = np.minimum(np.floor((ms - radius) * TICKS / scale), MOST).astype(np.float32)
+    cell: Array = np.minimum(np.floor(ms * TICKS), MOST).astype(np.float32)
     return cell
+
+
+def as_ms(cells: Array) -> Array:
+    """Cells in milliseconds."""
+    found: Array = cells / np.float32(TICKS)
+    return found
 
 
 def ticks(ms: Array) -> Array:
@@ -113,56 +110,18 @@ def ticks(ms: Array) -> Array:
     return np.rint(found, out=found)
 
 
-class Right:
-    """Some sites: what their distances from many points are computed with."""
-
-    def __init__(self, position: Array) -> None:
-        at = ticks(position).astype(np.float64)
-        square = (at * at).sum(axis=1)
-        self.reach = float(np.sqrt(square.max(initial=0.0)))
-        exact = np.empty((at.shape[1] + 2, len(at)))
-        exact[:-2] = -2.0 * at.T
-        exact[-2] = 1.0
-        exact[-1] = square
-        self.exact = exact
-        self.short = exact.astype(np.float32)
-
-    def distances(self, centre: Array, out: Array) -> None:
-        """Distances in ticks from `centre` (points, dimensions) into the float32 `out`."""
-        at = np.ones((len(centre), centre.shape[1] + 2), np.float32)
-        whole = at[:, :-2]
-        np.multiply(centre, np.float32(TICKS), out=whole)
-        np.rint(whole, out=whole)
-        square = np.einsum("ij,ij->i", whole, whole)
-        at[:, -2] = square
-        # No partial sum, in whatever order, is larger than the square of both reaches together.
-        if (float(np.sqrt(square.max(initial=0.0))) * 1.0001 + self.reach) ** 2 < _EXACT:
-            _product(at, self.short, out)
-        else:
-            far = at.astype(np.float64)
-            far[:, -2] = np.einsum("ij,ij->i", far[:, :-2], far[:, :-2])
-            squares = np.empty(out.shape)
-            _product(far, self.exact, squares)
-            np.copyto(out, squares, casting="same_kind")
-        np.sqrt(out, out=out)
-
-
-def _product(rows: Array, columns: Array, out: Array) -> None:
-    step = max(1, _PRODUCT // max(1, columns.size))
-    for start in range(0, len(rows), step):
-        np.matmul(rows[start : start + step], columns, out=out[start : start + step])
-
-
-def _cells(producer: Array, consumer: Array, site: Array, sites: Sites) -> Array:
-    """The cell of each topic and one site, as the matrix has it."""
-    at, height = ticks(sites.position), 2.0 * ticks(sites.height)
-    total = np.zeros(len(site), np.float32)
-    for start in range(0, len(site), _CHUNK):
+def distances(sites: Sites) -> Array:
+    """(sites, sites), float32: ticks between sites, 0 from a site to itself."""
+    at = ticks(sites.position).astype(np.float64)
+    square = (at * at).sum(axis=1)
+    found = np.empty((len(at), len(at)), np.float32)
+    for start in range(0, len(at), _CHUNK):
         part = slice(start, start + _CHUNK)
-        there = at[site[part]]
-        for centre in (producer[part], consumer[part]):
-            apart = (ticks(centre) - there).astype(np.float64)
-            square = np.einsum("ij,ij->i", apart, apart).astype(np.float32)
-            total[part] += np.sqrt(square, out=square)
-        total[part] += height[site[part]]
-    return total
+        apart = square[part, None] + square - 2.0 * (at[part] @ at.T)
+        found[part] = apart
+    np.sqrt(found, out=found)
+    height = ticks(sites.height)
+    found += height[:, None]
+    found += height
+    np.fill_diagonal(found, 0.0)
+    return found

@@ -17,13 +17,12 @@ import numpy as np
 
 from skerry.errors import BadSetting
 from skerry.model.placement import PERIOD
-from skerry.placement.clients import summarise
 from skerry.placement.records import SiteRecord, check_record
 from skerry.placement.settings import RATE_CAPACITY, RESOURCES
-from skerry.placement.tables import NAMES, Array, Sites, Topics
+from skerry.placement.tables import NAMES, Array, Sites, Topics, make_clients
 
-STALE = 3 * PERIOD
-"""Seconds. Two records may be lost without effect."""
+STALE = 3.0
+"""Periods after which what a site said counts no more: two records may be lost without effect."""
 
 Fate = Literal["taken", "late", "doubled", "refused"]
 
@@ -102,7 +101,7 @@ class Groups(msgspec.Struct, frozen=True):
 
 
 def tables(
-    monitor: Monitor, entries: Iterable[TopicEntry], now: float, stale: float = STALE
+    monitor: Monitor, entries: Iterable[TopicEntry], now: float, stale: float = STALE * PERIOD
 ) -> tuple[Topics, Sites]:
     """The tables at `now`. Rates and sizes are what a topic's home by the directory says: after a
     move the old home's last record says nothing about the new one, and until its own does, the
@@ -113,7 +112,7 @@ def tables(
 
 
 def whole_tables(
-    monitor: Monitor, entries: Iterable[TopicEntry], now: float, stale: float = STALE
+    monitor: Monitor, entries: Iterable[TopicEntry], now: float, stale: float = STALE * PERIOD
 ) -> tuple[Topics, Sites, Groups]:
     """The same, and what the columns about clients were made of."""
     listed = sorted(entries, key=lambda entry: entry.name)
@@ -162,11 +161,14 @@ def _sites(monitor: Monitor, names: Sequence[str], now: float, stale: float) -> 
 def _topics(
     monitor: Monitor, entries: Sequence[TopicEntry], row_of: dict[str, int], sites: Sites
 ) -> Topics:
-    count, dimensions = len(entries), sites.position.shape[1]
+    count = len(entries)
     most = max((len(entry.replicas) for entry in entries), default=0)
     replicas = np.full((count, most), -1, np.int32)
     for row, entry in enumerate(entries):
         replicas[row, : len(entry.replicas)] = [row_of[site] for site in entry.replicas]
+
+    nothing = np.zeros(0, np.int64)
+    nobody = make_clients(count, nothing, nothing, nothing)
 
     def column(values: Iterable[float], kind: str) -> Array:
         return np.fromiter(values, kind, count)
@@ -176,12 +178,8 @@ def _topics(
         home=column((row_of[entry.home] for entry in entries), "i4"),
         bound=column((np.inf if e.bound_ms is None else e.bound_ms for e in entries), "f8"),
         worst=np.zeros(count),
-        producers=np.zeros(count, np.int32),
-        consumers=np.zeros(count, np.int32),
-        producer_at=np.zeros((count, dimensions), np.float32),
-        consumer_at=np.zeros((count, dimensions), np.float32),
-        producer_radius=np.zeros(count, np.float32),
-        consumer_radius=np.zeros(count, np.float32),
+        producers=nobody,
+        consumers=nobody,
         rate_in=np.zeros(count),
         rate_out=np.zeros(count),
         event_bytes=np.zeros(count),
@@ -237,34 +235,17 @@ def _groups(
 
 
 def _with_clients(topics: Topics, sites: Sites, groups: Groups) -> Topics:
-    """Put the groups of each topic together: a centre, a radius, and the worst case at its home,
-    which is exact, for the groups are few."""
-    columns: dict[str, Array] = {}
+    """With the clients of each topic, and its worst case at its home."""
+    ends = []
     worst = np.zeros(len(topics))
     for kind in ("producer", "consumer"):
-        number = getattr(groups, f"{kind}s")
-        some = number > 0
-        topic, site = groups.topic[some], groups.site[some]
-        access = getattr(groups, f"{kind}_access")[some].astype(np.float64)
-        found = summarise(
-            topic, sites.position[site], sites.height[site] + access, len(topics),
-            (np.zeros(sites.position.shape[1]), 0.0),
-        )  # fmt: skip
-        total = np.zeros(len(topics), np.int64)
-        np.add.at(total, topic, number[some].astype(np.int64))
-        only = np.full(len(topics), -1, np.int32)
-        only[topic] = site
-        only[found.count != 1] = -1
-        farthest = np.zeros(len(topics))
-        np.maximum.at(farthest, topic, access + between(sites, site, topics.home[topic]))
-        worst += farthest
-        columns |= {
-            f"{kind}s": np.minimum(total, np.iinfo(np.int32).max).astype(np.int32),
-            f"{kind}_at": found.centre,
-            f"{kind}_radius": found.radius,
-            f"{kind}_site": only,
-        }
-    return msgspec.structs.replace(topics, worst=worst, **columns)
+        some = getattr(groups, f"{kind}s") > 0
+        access = getattr(groups, f"{kind}_access")[some]
+        clients = make_clients(len(topics), groups.topic[some], groups.site[some], access)
+        home = np.repeat(topics.home, clients.sites)
+        worst += clients.over_topics(clients.access + between(sites, clients.site, home))
+        ends.append(clients)
+    return msgspec.structs.replace(topics, worst=worst, producers=ends[0], consumers=ends[1])
 
 
 def between(sites: Sites, one: Array, other: Array) -> Array:

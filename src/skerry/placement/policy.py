@@ -8,8 +8,8 @@ Each of the three can be swapped (`Policy`). Around them: a topic that cannot mo
 many moves are under way at a time; replicas follow the home.
 
 The result depends on nothing but the arguments: no clock, no randomness, no order of hashing, and
-no rounding that differs between processors (see `rank`). Two controllers with the same tables make
-the same plan, and so does Spark.
+no rounding that differs between processors (see `geometry`). Two controllers with the same tables
+make the same plan, and so does Spark.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Which sites are feasible for a topic, the best first: the second part of Algorithm 1 (line 4).
 
 A million topics times a thousand sites is worked through in small pieces that stay in the cache, so
-the memory taken does not grow with the product. A cell has the same value however the work is
-divided (`geometry`).
-
-Leaving out cells by the triangle inequality does not pay: with middles in a tree, bounds of 20 to
-120 ms over a continent still left 84 % of the cells to be computed, for the number of feasible
-sites is asked for too; and the rows, no longer in order, took longer to fetch (measured).
+the memory taken does not grow with the product. Clients are behind sites: a row of the matrix is
+made of rows of the distances between sites, the larger of those where a topic has clients at
+several. A cell has the same value however the work is divided (`geometry`).
 """
 
 from __future__ import annotations
@@ -17,15 +14,20 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from skerry.placement.geometry import Geometry, Right, geometry, ticks
+from skerry.placement.geometry import Geometry, as_ms, geometry
 from skerry.placement.settings import PolicySettings
-from skerry.placement.tables import Array, Sites, Topics
+from skerry.placement.tables import Array, Clients, Sites, Topics
 
 KEPT = 4
 """Candidates kept of each topic; if all are full, it is ranked again with those that are not."""
 CELLS = 192_000
 """Cells of a piece, of 4 + 4 + 1 bytes each: a third takes 30 % longer, for each piece costs some
 dozen calls; more would fall out of the second-level cache (measured)."""
+
+
+NARROW = 4
+"""Full sites are left out beforehand if that is for so many topics, times the number of sites: the
+distances of the others are copied for it. For fewer they are passed over."""
 
 
 class Candidates(msgspec.Struct, frozen=True):
@@ -87,10 +89,7 @@ class _Ranker:
         self.shape = shape
         self.threads = threads
         self.copied = bool((topics.replicas >= 0).any())
-        self.all = {
-            power: _Columns(sites, sites.up & ~sites.draining & (sites.power | (not power)))
-            for power in (False, True)
-        }
+        self.columns: dict[bool, _Columns] = {}
 
     def candidates(self, rows: Array | None = None, demand: Demand | None = None) -> Candidates:
         """See `Ranker`."""
@@ -100,42 +99,58 @@ class _Ranker:
             np.full((len(every), KEPT), -1, np.int32),
             np.full((len(every), KEPT), np.inf, np.float32),
             np.zeros(len(every), np.int32),
-            shape.ms(shape.home[every, None], every)[:, 0],
+            as_ms(shape.home[every]),
         )
         power = self.topics.power[every]
         for strict in (False, True):
             mine = np.flatnonzero(power == strict)
-            columns = self.all[strict]
-            if demand is not None and len(mine):
+            if not len(mine):
+                continue
+            columns = self._usable(strict)
+            if demand is not None:
                 least = demand.needs[mine].min(axis=0)
                 some = (least <= demand.spare).all(axis=1)
-                columns = _Columns(self.sites, columns.chosen & some)
-            if len(mine) and len(columns.site):
-                whole = rows is None and len(mine) == len(every)
-                self._all(mine, every, whole, columns, demand, made)
+                if NARROW * len(mine) > len(some):
+                    columns = _Columns(shape, columns.chosen & some)
+            if len(columns.site):
+                self._all(self._ordered(mine, every), every, columns, demand, made)
         made.site[made.ms > shape.accept[every, None]] = -1
         made.ms[made.site < 0] = 0.0
-        return msgspec.structs.replace(made, ms=shape.ms(made.ms, every))
+        return msgspec.structs.replace(made, ms=as_ms(made.ms))
+
+    def _usable(self, power: bool) -> _Columns:
+        """The sites that may be chosen, by topics that demand `power` or do not."""
+        if power not in self.columns:
+            chosen = self.sites.up & ~self.sites.draining & (self.sites.power | (not power))
+            self.columns[power] = _Columns(self.shape, chosen)
+        return self.columns[power]
+
+    def _ordered(self, mine: Array, rows: Array) -> Array:
+        """Topics with clients at as many sites one after the other: so those that have more are
+        neighbours, and are worked on in place."""
+        some = rows[mine]
+        publish, subscribe = (
+            clients.first[some + 1] - clients.first[some] for clients in self.shape.clients
+        )
+        found: Array = mine[np.lexsort((subscribe, publish))]
+        return found
 
     def _all(
         self,
         mine: Array,
         rows: Array,
-        whole: bool,
         columns: _Columns,
         demand: Demand | None,
         made: Candidates,
     ) -> None:
-        size = max(8, min(4096, CELLS // len(columns.height)))
+        size = max(8, min(4096, CELLS // columns.ways.shape[1]))
         starts = range(0, len(mine), size)
 
         def work(number: int) -> None:
             mill = _Mill(self, columns, demand, min(size, len(mine)))
             for start in starts[number :: self.threads]:
                 out = mine[start : start + size]
-                # A slice of all rows is a view; an index makes a copy.
-                some = slice(start, start + size) if whole else rows[out]
-                mill.piece(out, some, made)
+                mill.piece(out, rows[out], made)
 
         if self.threads == 1 or len(starts) == 1:
             for number in range(self.threads):
@@ -149,15 +164,14 @@ class _Columns:
     """The sites that may be chosen, and as many that are infinitely far as make a multiple of
     eight: so the feasible ones are counted eight at a time."""
 
-    def __init__(self, sites: Sites, chosen: Array) -> None:
+    def __init__(self, shape: Geometry, chosen: Array) -> None:
         self.chosen = chosen
         self.site = np.flatnonzero(chosen)
         index = np.concatenate((self.site, np.zeros(-len(self.site) % 8, self.site.dtype)))
         self.real = index.astype(np.int32)
-        self.height = 2.0 * ticks(sites.height[index])
-        self.height[len(self.site) :] = np.inf
-        self.right = Right(sites.position[index])
-        self.of = np.full(len(sites) + 1, -1, np.int32)  # the last for "no site"
+        self.ways = shape.ways.take(index, axis=1)
+        self.ways[:, len(self.site) :] = np.inf
+        self.of = np.full(len(chosen) + 1, -1, np.int32)  # the last for "no site"
         self.of[self.site] = np.arange(len(self.site))
 
 
@@ -170,26 +184,22 @@ class _Mill:
         self.ranker = ranker
         self.columns = columns
         self.demand = demand
-        size = (rows, len(columns.height))
+        size = (rows, columns.ways.shape[1])
         self.cells = np.empty(size, np.float32)
         self.other = np.empty(size, np.float32)
+        self.spare = np.empty(size, np.float32)
         self.mask = np.empty(size, bool)
 
-    def piece(self, out: Array, rows: slice | Array, made: Candidates) -> None:
+    def piece(self, out: Array, rows: Array, made: Candidates) -> None:
         """Rank some rows, into the rows `out` of `made`."""
         shape, topics, columns = self.ranker.shape, self.ranker.topics, self.columns
         size = len(out)
         cells, other, mask = self.cells[:size], self.other[:size], self.mask[:size]
-        columns.right.distances(shape.producer[rows], cells)
-        columns.right.distances(shape.consumer[rows], other)
+        publish, subscribe = shape.clients
+        _farthest(columns.ways, publish, rows, cells, other)
+        _farthest(columns.ways, subscribe, rows, other, self.spare[:size])
         np.add(cells, other, out=cells)
-        np.add(cells, columns.height, out=cells)
         each = np.arange(size)
-        for behind in (shape.producer_site[rows], shape.consumer_site[rows]):
-            column = columns.of[behind]
-            mine = column >= 0
-            if mine.any():
-                cells[each[mine], column[mine]] -= columns.height[column[mine]]
         home = columns.of[topics.home[rows]]
         cells[each[home >= 0], home[home >= 0]] = np.inf
         if self.demand is not None:
@@ -220,6 +230,35 @@ class _Mill:
         made.ms[out] = value.T
 
 
+def _farthest(ways: Array, clients: Clients, rows: Array, out: Array, spare: Array) -> None:
+    """The way of the farthest of some topics' clients to each site, into `out`; `spare` is as large
+    and is used on the way."""
+    first = clients.first[rows]
+    count = clients.first[rows + 1] - first
+    nobody = count == 0
+    if nobody.any():
+        some = np.flatnonzero(~nobody)
+        site = np.full(len(rows), len(ways) - 1)
+        site[some] = clients.site[first[some]]
+        access = np.zeros(len(rows), np.float32)
+        access[some] = clients.access[first[some]]
+    else:
+        site, access = clients.site[first], clients.access[first]
+    ways.take(site, axis=0, out=out, mode="clip")
+    np.add(out, access[:, None], out=out)
+    for further in range(1, int(count.max())):
+        more = np.flatnonzero(count > further)
+        row = first[more] + further
+        way = spare[: len(more)]
+        ways.take(clients.site[row], axis=0, out=way, mode="clip")
+        np.add(way, clients.access[row, None], out=way)
+        if more[-1] - more[0] + 1 == len(more):  # by the order of the rows nearly always
+            there = out[more[0] : more[-1] + 1]
+            np.maximum(there, way, out=there)
+        else:
+            out[more] = np.maximum(out[more], way)
+
+
 def _fits(demand: Demand, rows: Array, sites: Array) -> Array:
     """(rows, sites): whether there is room."""
     need, spare = demand.needs[rows], demand.spare[sites]
@@ -229,9 +268,7 @@ def _fits(demand: Demand, rows: Array, sites: Array) -> Array:
     return found
 
 
-def _discount(
-    shape: Geometry, rows: slice | Array, cells: Array, count: Array, copies: Array
-) -> Array:
+def _discount(shape: Geometry, rows: Array, cells: Array, count: Array, copies: Array) -> Array:
     """Bring the sites with a copy nearer by what copying costs; return their cells as they were.
     Only where a topic may go: so those that are feasible stay before those that are not."""
     value: Array = cells[np.arange(len(copies))[:, None], copies]

@@ -1,11 +1,10 @@
 """What a site reports once a monitoring period: itself, and a row for each topic that is at home
 there or has clients there.
 
-All clients of a site share its coordinate, each behind a line of its own: so their centre is the
-site's position, and all that a row says of them is how many there are and how long the longest line
-is. A topic takes the same number of bytes however many clients it has (ePulsar, sections 3.2 and
-5.6): 48, and its name. Whoever reads the records of all sites puts the centres of all clients of a
-topic together (`skerry.placement.monitor`).
+All clients of a site share its coordinate, each behind a line of its own. Whatever a topic's home,
+the one with the longest line is the farthest of them: so all that a row says is how many there are,
+and how long that line is. A topic takes the same number of bytes however many clients it has
+(ePulsar, sections 3.2 and 5.6): 48, and its name.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import math
 import msgspec
 import numpy as np
 
+from skerry.coords import Coordinate
 from skerry.errors import BadSetting
 from skerry.placement.settings import RESOURCES
 from skerry.placement.tables import FURTHEST, Array
@@ -85,6 +85,12 @@ class SiteRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     draining: bool = False
     power: bool = False
     topics: TopicColumns
+
+
+def place_of(coordinate: Coordinate) -> tuple[tuple[float, ...], float]:
+    """Position and height, in ms one way: half of the round trips that coordinates stand for."""
+    height = max(500.0 * (coordinate.height + coordinate.adjustment), 0.0)
+    return tuple(500.0 * x for x in coordinate.vector), height
 
 
 def topic_columns(names: list[str], **columns: Array) -> TopicColumns:

@@ -4,14 +4,15 @@ each other, since what is near fails together.
 All sites could be scored for each topic. But without copies and other members a site's score
 depends on the home alone, and members only make it worse: so the sites nearest to each home are
 found once, and a topic looks at those and at the sites that hold a copy of it. If what it finds is
-not better than the first site that was not looked at, it looks at all.
+not better than the first site that was not looked at, it looks at all. Where that happens to many,
+for sites have filled up, the nearest of those that are left are found anew.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from skerry.placement.geometry import TICKS, Right, ticks
+from skerry.placement.geometry import as_ms, distances
 from skerry.placement.load import replica_needs
 from skerry.placement.settings import PolicySettings
 from skerry.placement.tables import Array, Sites, Topics
@@ -59,7 +60,8 @@ def choose_replicas(
                 pick[start : start + PIECE] = finder.best(
                     members, held[some], topics.colocated[some], topics.power[some]
                 )
-            good = _take(held[rows], pick, needs[rows], load, fill, finder.closed)
+            good, full = _take(held[rows], pick, needs[rows], load, fill)
+            finder.closed[full] = True
             chosen[rows[good], place] = pick[good]
             rows = rows[~good & (pick >= 0)]
     return chosen
@@ -72,20 +74,29 @@ class _Finder:
         self.settings = settings
         self.usable = sites.up & ~sites.draining
         self.power = sites.power
-        self.between = _distances(sites)
+        self.between = as_ms(distances(sites))
         self.closed = np.zeros(len(sites), bool)
-        self.near = {colocated: self._near(colocated) for colocated in (False, True)}
+        self.near: dict[bool, tuple[Array, Array]] = {}
+        self.known_closed = {False: -1, True: -1}
+        """How many sites were closed when the nearest were looked for."""
 
-    def _near(self, colocated: bool) -> tuple[Array, Array]:
-        """Of each home the nearest sites, and the least score of all others."""
+    def find_near(self, colocated: bool) -> bool:
+        """Of each home the nearest sites that are open, and the least score of all others. Whether
+        there is anything new. What was found before more sites were closed is still right, but
+        leaves more to be looked at."""
+        closed = int(self.closed.sum())
+        if self.known_closed[colocated] == closed:
+            return False
+        self.known_closed[colocated] = closed
         apart = 0.0 if colocated else self.settings.apart_ms
         score = self.between + TOGETHER * np.maximum(apart - self.between, 0.0)
-        score[:, ~self.usable] = np.inf
+        score[:, ~self.usable | self.closed] = np.inf
         np.fill_diagonal(score, np.inf)
         count = min(NEAR, len(score))
         near = np.argpartition(score, count - 1, axis=1)[:, :count]
         np.put_along_axis(score, near, np.inf, axis=1)
-        return near, score.min(axis=1, initial=np.inf)
+        self.near[colocated] = near, score.min(axis=1, initial=np.inf)
+        return True
 
     def best(self, members: Array, held: Array, colocated: Array, power: Array) -> Array:
         """The best site for the next replica of each topic, or -1. The home is the first member."""
@@ -94,17 +105,28 @@ class _Finder:
             rows = np.flatnonzero(colocated == kind)
             if not len(rows):
                 continue
-            near, others = self.near[kind]
-            home = members[rows, 0]
-            look = np.concatenate((near[home], held[rows]), axis=1)
-            site, score = self._score(look, members[rows], held[rows], kind, power[rows])
-            found[rows] = site
-            unsure = np.flatnonzero(~(score < others[home]) & np.isfinite(others[home]))
+            if kind not in self.near:
+                self.find_near(kind)
+            unsure = self._look_near(rows, found, members, held, kind, power)
+            if len(unsure) > len(self.closed) and self.find_near(kind):
+                unsure = self._look_near(unsure, found, members, held, kind, power)
+            every = np.arange(len(self.closed))
             for start in range(0, len(unsure), 256):
-                some = rows[unsure[start : start + 256]]
-                every = np.broadcast_to(np.arange(len(near)), (len(some), len(near)))
-                found[some], _ = self._score(every, members[some], held[some], kind, power[some])
+                some = unsure[start : start + 256]
+                look = np.broadcast_to(every, (len(some), len(every)))
+                found[some], _ = self._score(look, members[some], held[some], kind, power[some])
         return found
+
+    def _look_near(
+        self, rows: Array, found: Array, members: Array, held: Array, colocated: bool, power: Array
+    ) -> Array:
+        """Look at near sites for some rows; return those that may find a better one elsewhere."""
+        near, others = self.near[colocated]
+        home = members[rows, 0]
+        look = np.concatenate((near[home], held[rows]), axis=1)
+        found[rows], score = self._score(look, members[rows], held[rows], colocated, power[rows])
+        unsure: Array = rows[~(score < others[home]) & np.isfinite(others[home])]
+        return unsure
 
     def _score(
         self, look: Array, members: Array, held: Array, colocated: bool, power: Array
@@ -131,15 +153,15 @@ class _Finder:
         return np.where(np.isfinite(least), first, -1).astype(np.int32), least
 
 
-def _take(held: Array, pick: Array, needs: Array, load: Array, fill: Array, closed: Array) -> Array:
-    """Which of the picks have room, in the order of the table; sites that refuse one are closed,
-    and what is taken is added to `load`."""
+def _take(held: Array, pick: Array, needs: Array, load: Array, fill: Array) -> tuple[Array, Array]:
+    """Which of the picks have room, in the order of the table, and the sites that refuse one; what
+    is taken is added to `load`."""
     holds = (held == pick[:, None]).any(axis=1)
     good: Array = holds & (pick >= 0)
     new = np.flatnonzero(~holds & (pick >= 0))
     order = new[np.argsort(pick[new], kind="stable")]
     if not len(order):
-        return good
+        return good, order
     site, use = pick[order], needs[order]
     total = np.cumsum(use, axis=0)
     first = np.flatnonzero(np.r_[True, site[1:] != site[:-1]])
@@ -150,18 +172,7 @@ def _take(held: Array, pick: Array, needs: Array, load: Array, fill: Array, clos
     # Once one is refused, all later ones of that site are.
     refused = np.cumsum(full)
     refused -= np.repeat(refused[first] - full[first], lengths)
-    closed[site[refused > 0]] = True
     fits = order[refused == 0]
     good[fits] = True
     np.add.at(load, pick[fits], needs[fits])
-    return good
-
-
-def _distances(sites: Sites) -> Array:
-    """(sites, sites), ms."""
-    apart = np.empty((len(sites), len(sites)), np.float32)
-    Right(sites.position).distances(sites.position, apart)
-    height = ticks(sites.height)
-    found: Array = (apart + height[:, None] + height) / np.float32(TICKS)
-    np.fill_diagonal(found, 0.0)
-    return found
+    return good, np.unique(site[refused > 0])

@@ -28,7 +28,7 @@ from skerry.model.names import topic_of_stream
 from skerry.model.placement import RECORDS, PlacementSettings, is_placed, usage_subject
 from skerry.placement.book import LIFE, Book, Held
 from skerry.placement.gauge import Gauge
-from skerry.placement.records import SiteRecord, pack
+from skerry.placement.records import SiteRecord, pack, place_of
 
 log = logging.getLogger("skerry.placement")
 
@@ -181,12 +181,13 @@ class Reporter:
             traffic = await part.operator.traffic()
         reading = self._gauge.read(traffic, rate, now)
         self._number += 1
+        position, height = place_of(coordinate)
         return SiteRecord(
             site=self._site,
             started=self._started,
             number=self._number,
-            position=tuple(500.0 * x for x in coordinate.vector),
-            height=max(500.0 * (coordinate.height + coordinate.adjustment), 0.0),
+            position=position,
+            height=height,
             capacity=reading.capacity,
             load=reading.load,
             draining=known.draining if known is not None else False,

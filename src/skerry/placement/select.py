@@ -104,7 +104,7 @@ def may_move(topics: Topics, sites: Sites, over: Array) -> Array:
 
 def _late(topics: Topics, sites: Sites) -> Array:
     fresh = topics.measured & sites.up[topics.home]
-    paired = (topics.producers > 0) & (topics.consumers > 0)
+    paired = (topics.producers.sites > 0) & (topics.consumers.sites > 0)
     late: Array = fresh & paired & (topics.worst > topics.bound)
     return late
 

@@ -2,13 +2,12 @@
 
 Coordinates and latencies are **milliseconds one way**: what a publisher's event takes to a home and
 on to a subscriber is then a sum of distances, and is compared with the topic's bound as it is.
-`one_way` makes them from round-trip coordinates in seconds.
 
-The distance of two coordinates is the Euclidean distance of the positions plus both heights. A
-group of clients is a *centre* and a *radius*: the largest distance of a client from the centre,
-the client's height included. So `|centre - site| + site's height + radius` is never less than the
-distance of any client from the site, and for a topic the sum over publishers and subscribers is
-the paper's W(t, b).
+The distance of two sites is the Euclidean distance of their positions plus both heights, and 0 from
+a site to itself. Clients are behind sites: how far one is from a home is its own line to its site,
+and the distance from there. Of all clients behind one site only the longest line matters, so a
+topic has a row for each site that it has clients at, however many those are; and W(t, b), the worst
+case at a site, is exact: the farthest publisher's way, plus the farthest subscriber's.
 
 Rows are in the order of the names, so that two controllers that know the same have the same tables.
 """
@@ -30,7 +29,58 @@ NAMES = np.dtypes.StringDType()
 FURTHEST = 10_000.0
 """ms. Coordinates beyond are refused, as those of round trips over 10 s are by the protocol."""
 
-_NOWHERE: Array = np.full(0, -1, np.int32)
+
+class Clients(msgspec.Struct, frozen=True):
+    """Publishers, or subscribers, of all topics: a row for each topic and site that has some. Those
+    of topic t are the rows from `first[t]` up to `first[t + 1]`."""
+
+    first: Array
+    """int64 (topics + 1)."""
+    site: Array
+    """int32: row of the site that they are behind."""
+    access: Array
+    """float32, ms: the longest line of one of them to that site."""
+
+    def __len__(self) -> int:
+        return len(self.first) - 1
+
+    @property
+    def sites(self) -> Array:
+        """int64: at how many sites each topic has some."""
+        return np.diff(self.first)
+
+    @property
+    def only(self) -> Array:
+        """int32: of each topic the site that all of them are behind; -1: there are several, or
+        nobody."""
+        found = np.full(len(self), -1, np.int32)
+        alone = self.sites == 1
+        found[alone] = self.site[self.first[:-1][alone]]
+        return found
+
+    def take(self, topics: Array) -> Clients:
+        """Those of some topics, in their order (or where a mask is true)."""
+        rows = np.flatnonzero(topics) if topics.dtype == bool else topics
+        first, count = self.first[rows], self.first[rows + 1] - self.first[rows]
+        ends = np.concatenate((np.zeros(1, np.int64), np.cumsum(count)))
+        index = np.arange(ends[-1]) + np.repeat(first - ends[:-1], count)
+        return Clients(ends, self.site[index], self.access[index])
+
+    def over_topics(self, values: Array) -> Array:
+        """The largest of `values`, one for each row, of each topic; 0 where there is nobody."""
+        found = np.zeros(len(self), values.dtype)
+        some = np.flatnonzero(self.sites)
+        if len(some):
+            found[some] = np.maximum.reduceat(values, self.first[some])
+        return found
+
+
+def make_clients(topics: int, topic: Array, site: Array, access: Array) -> Clients:
+    """From columns in any order; no two rows of the same topic and site."""
+    order = np.lexsort((site, topic))
+    first = np.zeros(topics + 1, np.int64)
+    np.cumsum(np.bincount(topic, minlength=topics), out=first[1:])
+    return Clients(first, site[order].astype(np.int32), access[order].astype(np.float32))
 
 
 class Topics(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,15 +93,8 @@ class Topics(msgspec.Struct, frozen=True, kw_only=True):
     """float64, ms: what an event may take from any publisher to any subscriber; inf: no bound."""
     worst: Array
     """float64, ms: E(t), the worst case at the home, over all clients."""
-    producers: Array
-    """int32: how many publishers."""
-    consumers: Array
-    producer_at: Array
-    """float32 (rows, dimensions), ms. Without meaning where there are no producers."""
-    consumer_at: Array
-    producer_radius: Array
-    """float32, ms."""
-    consumer_radius: Array
+    producers: Clients
+    consumers: Clients
     rate_in: Array
     """float64, events/s published."""
     rate_out: Array
@@ -76,17 +119,6 @@ class Topics(msgspec.Struct, frozen=True, kw_only=True):
     """float64, seconds: when it last moved; -inf: never."""
     moving_to: Array
     """int32: row of the site that it is on its way to; -1: none."""
-    producer_site: Array = _NOWHERE
-    """int32: row of the site that all publishers are behind; -1: of several sites, or not known.
-    Their way to that site is their own line to it only, without the site's height, which their
-    radius holds: a home there is nearer than by the coordinates."""
-    consumer_site: Array = _NOWHERE
-
-    def __post_init__(self) -> None:
-        """Where nobody says which site clients are behind, it is not known."""
-        for name in ("producer_site", "consumer_site"):
-            if getattr(self, name) is _NOWHERE:
-                msgspec.structs.force_setattr(self, name, np.full(len(self.home), -1, np.int32))
 
     def __len__(self) -> int:
         return len(self.home)
@@ -94,7 +126,10 @@ class Topics(msgspec.Struct, frozen=True, kw_only=True):
     def take(self, rows: Array, *, names: bool = True) -> Topics:
         """The table of these rows, in their order (or where a mask is true). Names are the slowest
         column by far: without them the table has none, and is for computing only."""
-        found = {name: getattr(self, name)[rows] for name in self.__struct_fields__[1:]}
+        found: dict[str, Any] = {}
+        for name in self.__struct_fields__[1:]:
+            column = getattr(self, name)
+            found[name] = column.take(rows) if isinstance(column, Clients) else column[rows]
         return Topics(names=self.names[rows] if names else self.names[:0], **found)
 
 
@@ -121,11 +156,6 @@ class Sites(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.height)
 
 
-def one_way(position: Array, height: Array) -> tuple[Array, Array]:
-    """Round-trip coordinates in seconds as those of the tables."""
-    return (np.asarray(position) * 500.0).astype("f4"), (np.asarray(height) * 500.0).astype("f4")
-
-
 def check_tables(topics: Topics, sites: Sites) -> None:
     """Raise `BadSetting` for tables that contradict themselves, or hold what is no number.
 
@@ -137,19 +167,13 @@ def check_tables(topics: Topics, sites: Sites) -> None:
             column = getattr(table, name)
             if len(column) != rows:
                 raise BadSetting(f"{said}.{name} has {len(column)} rows, and there are {rows}")
-            if column.dtype.kind == "f" and np.isnan(column).any():
+            if isinstance(column, Clients):
+                _check_clients(f"{said}.{name}", column, len(sites))
+            elif column.dtype.kind == "f" and np.isnan(column).any():
                 row = int(np.argwhere(np.isnan(column))[0][0])
                 raise BadSetting(f"{said}.{name} of {table.names[row]} is not a number")
-    dimensions = sites.position.shape[1]
-    for name in ("producer_at", "consumer_at"):
-        column = getattr(topics, name)
-        if column.ndim != 2 or column.shape[1] != dimensions:
-            raise BadSetting(f"topics.{name} has not the {dimensions} dimensions of the sites")
-        _check_range(f"topics.{name}", column, -FURTHEST, FURTHEST, topics.names)
     _check_range("sites.position", sites.position, -FURTHEST, FURTHEST, sites.names)
     _check_range("sites.height", sites.height, 0, FURTHEST, sites.names)
-    for name in ("producer_radius", "consumer_radius"):
-        _check_range(f"topics.{name}", getattr(topics, name), 0, 2 * FURTHEST, topics.names)
     for name in ("worst", "rate_in", "rate_out", "event_bytes", "stored_bytes"):
         _check_range(f"topics.{name}", getattr(topics, name), 0, 1e15, topics.names)
     if (topics.bound <= 0).any():
@@ -159,13 +183,20 @@ def check_tables(topics: Topics, sites: Sites) -> None:
         raise BadSetting(f"sites have a capacity and a load of each of {', '.join(RESOURCES)}")
     _check_range("sites.load", sites.load, 0, 1e15, sites.names)
     _check_range("sites.capacity", sites.capacity, 0, np.inf, sites.names)
-    for name, least in (
-        ("home", 0), ("replicas", -1), ("moving_to", -1), ("producer_site", -1),
-        ("consumer_site", -1),
-    ):  # fmt: skip
+    for name, least in (("home", 0), ("replicas", -1), ("moving_to", -1)):
         column = getattr(topics, name)
         if column.size and not (least <= column.min() and column.max() < len(sites)):
             raise BadSetting(f"topics.{name} names a site that is not in the table")
+
+
+def _check_clients(what: str, clients: Clients, sites: int) -> None:
+    rows = len(clients.site)
+    if len(clients.access) != rows or clients.first[0] != 0 or clients.first[-1] != rows:
+        raise BadSetting(f"{what} does not say whose clients its {rows} rows are")
+    if rows and (clients.sites.min() < 0 or clients.site.min() < 0 or clients.site.max() >= sites):
+        raise BadSetting(f"{what} names a site that is not in the table")
+    if rows and not (clients.access.min() >= 0 and clients.access.max() <= FURTHEST):
+        raise BadSetting(f"{what} has a line that is not within 0 and {FURTHEST:g} ms")
 
 
 def _check_range(what: str, column: Array, least: float, most: float, names: Array) -> None:

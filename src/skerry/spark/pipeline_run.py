@@ -149,7 +149,7 @@ def _run(
         pipeline.name,
     )
     query = None
-    with _failures(stop):
+    with failures(stop, "the pipeline"):
         query = _start(frame, pipeline, folder, job)
     if query is None:  # told to end while it began
         _end(pipeline, folder, face, status, "stopped")
@@ -159,7 +159,7 @@ def _run(
     face.started(pipeline, status)
     following = _Following(query, folder, face, metrics, status)
     try:
-        with _failures(stop):
+        with failures(stop, "the pipeline"):
             following.follow(stop)
     except SkerryError as error:
         status.end(error)
@@ -296,7 +296,7 @@ def _first_line(text: str) -> str:
 
 
 @contextlib.contextmanager
-def _failures(stop: Stop) -> Iterator[None]:
+def failures(stop: Stop, what: str) -> Iterator[None]:
     """Turn what Spark raises into errors of ours; what it raises when it is stopped is none."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
@@ -305,24 +305,24 @@ def _failures(stop: Stop) -> Iterator[None]:
         yield
     except (PySparkException, Py4JError, OSError) as error:
         if not stop.wanted:
-            raise explained(error, "the pipeline") from error
+            raise explained(error, what) from error
 
 
 @contextlib.contextmanager
 def _session(pipeline: Pipeline, folder: Folder, job: Job) -> Iterator[SparkSession]:
-    with _aside(folder.path / "spark.log"):
+    with aside(folder.path / "spark.log"):
         spark = session(
             f"skerry {pipeline.name}", master=job.master, memory=job.memory, config=job.config
         )
     try:
         yield spark
     finally:
-        with _aside(folder.path / "spark.log"), contextlib.suppress(Exception):
+        with aside(folder.path / "spark.log"), contextlib.suppress(Exception):
             spark.stop()
 
 
 @contextlib.contextmanager
-def _aside(file: Path) -> Iterator[None]:
+def aside(file: Path) -> Iterator[None]:
     """Have the JVM that is started in this block, and its workers, say what they say to `file`.
     What matters of it is raised as an error too."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND

@@ -26,6 +26,8 @@ from skerry.placement.tables import Array
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+ROWS = 100_000
+"""Topics that are ranked together; their table takes some 20 MB."""
 _RANKED = [
     pa.field("site", pa.binary(), False),
     pa.field("ms", pa.binary(), False),
@@ -68,8 +70,8 @@ def _ranking(
     over: Array = np.any(have.load > have.over, axis=1)
 
     def ranked(batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in batches:
-            topics, rows = from_arrow(batch)
+        for table in _together(batches):
+            topics, rows = from_arrow(table)
             cause = may_move(topics, sites, over)
             some = np.flatnonzero(cause | (topics.moving_to >= 0))
             if not len(some):
@@ -82,6 +84,18 @@ def _ranking(
             yield pa.RecordBatch.from_arrays(columns, schema=_schema())
 
     return ranked
+
+
+def _together(batches: Iterator[Any]) -> Iterator[Any]:
+    """Batches as tables of some size: what ranking needs of the sites is computed for each."""
+    waiting: list[Any] = []
+    for batch in batches:
+        waiting.append(batch)
+        if sum(len(each) for each in waiting) >= ROWS:
+            yield pa.Table.from_batches(waiting).combine_chunks()
+            waiting = []
+    if waiting:
+        yield pa.Table.from_batches(waiting).combine_chunks()
 
 
 def _schema() -> Any:
