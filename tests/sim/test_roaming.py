@@ -10,22 +10,22 @@ import pytest
 
 from skerry.model.placement import PERIOD
 from skerry.placement import PolicySettings
-from skerry.sim.roaming import MOVE, Run, main, simulate
+from skerry.sim.roaming import MOVE, RULES, Run, main, simulate
 from skerry.sim.roaming_scenarios import SCENARIOS
 
 SETTINGS = PolicySettings()
 
 
-def run(name: str, seed: int, settings: PolicySettings | None = SETTINGS) -> Run:
+def run(name: str, seed: int, rule: str = "placement") -> Run:
     """Five minutes."""
-    return simulate(SCENARIOS[name](seed), 300.0, settings, seed)
+    return simulate(SCENARIOS[name](seed), 300.0, RULES[rule], seed)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_swarms_are_followed_from_zone_to_zone(seed: int) -> None:
     """Section 5.8.1: latency is above its bound only for a while after a swarm has changed zones,
     until the next record and the move."""
-    placed, hashed = run("uav", seed), run("uav", seed, None)
+    placed, hashed = run("uav", seed), run("uav", seed, "hashing")
     assert placed.longest <= PERIOD + MOVE
     assert placed.violations < 0.05 < 0.5 < hashed.violations
     assert 16 <= len(placed.moves) <= 16 * 300 / SETTINGS.late_cool_down
@@ -34,7 +34,7 @@ def test_swarms_are_followed_from_zone_to_zone(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_groups_that_change_keep_their_bound(seed: int) -> None:
     """Section 5.8.2."""
-    placed, hashed = run("mmog", seed), run("mmog", seed, None)
+    placed, hashed = run("mmog", seed), run("mmog", seed, "hashing")
     after = placed.latency[placed.seconds > 3 * PERIOD]
     assert (after > placed.bound).mean() < 0.01
     assert placed.violations < hashed.violations / 4

@@ -79,6 +79,7 @@ class Mmog:
         self.stays = self.rng.uniform(30, 60, self.PLAYERS)
         self.topics = [f"avatar{player:02}" for player in range(self.PLAYERS)]
         self.bound = 50.0
+        self.access = 2.5
         self.rate = (np.full(self.PLAYERS, 300.0), np.full(self.PLAYERS, 2400.0))
         self.event_bytes = 998.0
 
@@ -97,8 +98,8 @@ class Mmog:
         topic, listener = np.nonzero(same)
         at: Array = self.position[self.city]
         return (
-            (np.arange(self.PLAYERS), at, np.full(self.PLAYERS, 2.5)),
-            (topic, at[listener], np.full(len(topic), 2.5)),
+            (np.arange(self.PLAYERS), at, np.full(self.PLAYERS, self.access)),
+            (topic, at[listener], np.full(len(topic), self.access)),
         )
 
 

@@ -1,0 +1,102 @@
+"""What a person gets to see: a table, and a picture like ePulsar's figures 8 and 9."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from examples.roaming.judge import windows
+from examples.roaming.world import Line, Panel, Trace
+from skerry.sim.roaming import Run
+
+COLOURS = ("#2a6f97", "#e07a1f", "#3a8f5c", "#8e5aa8", "#b5485d", "#7a6a53", "#4c9fb0", "#a3a12f")
+
+
+def figures(run: Run) -> dict[str, float]:
+    """The figures of a run."""
+    latency = run.latency[np.isfinite(run.latency)]
+    return {
+        "seconds": float(len(run.seconds) * (run.seconds[1] - run.seconds[0])),
+        "violations": run.violations,
+        "longest_s": run.longest,
+        "median_ms": float(np.median(latency)),
+        "p99_ms": float(np.percentile(latency, 99)),
+        "moves": len(run.moves),
+    }
+
+
+def table(title: str, runs: Mapping[str, Run], notes: Mapping[str, str]) -> Table:
+    """A row for each rule."""
+    shown = Table("homes by", title=title, min_width=78)
+    for column in ("run", "above bound", "longest", "median", "p99", "moves"):
+        shown.add_column(column, justify="right")
+    for name, run in runs.items():
+        found = figures(run)
+        shown.add_row(
+            f"{name}{notes.get(name, '')}", f"{found['seconds']:g} s",
+            f"{found['violations']:.2%}", f"{found['longest_s']:g} s",
+            f"{found['median_ms']:.1f} ms", f"{found['p99_ms']:.1f} ms", f"{found['moves']:.0f}",
+        )  # fmt: skip
+    return shown
+
+
+def draw(
+    title: str, run: Run, where: Trace, lines: list[Line], panels: list[Panel], path: Path
+) -> None:
+    """Write the latency over time as PNG: the bound dashed, windows grey, moves as triangles."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 1.2 + 1.75 * ((len(panels) + 1) // 2)), layout="constrained")
+    FigureCanvasAgg(figure)
+    rows = (len(panels) + 1) // 2
+    axes = figure.subplots(rows, 2, sharex=True, sharey=True, squeeze=False)
+    column_of = {(line.topic, line.ear): column for column, line in enumerate(lines)}
+    column_of |= {(line.topic, ""): column for column, line in enumerate(lines) if not line.ear}
+    found = windows(run, where)
+    top = max(run.bound * 1.9, float(np.nanpercentile(run.latency, 99.5)) * 1.15)
+    for axis, panel in zip(axes.flat, panels, strict=False):
+        _panel(axis, run, panel, column_of, found, top)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis in axes[-1]:
+        axis.set_xlabel("seconds")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("ms")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    figure.savefig(path, dpi=100)
+
+
+def _panel(
+    axis: Any,
+    run: Run,
+    panel: Panel,
+    column_of: Mapping[tuple[int, str], int],
+    found: list[tuple[int, float, float]],
+    top: float,
+) -> None:
+    steps = len(run.seconds)
+    for topic, begin, end in found:
+        if topic in panel.shown and panel.shown[topic][:steps][int(begin * 2) % steps]:
+            axis.axvspan(begin, end, color="#000000", alpha=0.035, linewidth=0)
+    for number, (topic, mask) in enumerate(panel.shown.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        column = column_of.get((topic, panel.ear), column_of.get((topic, "")))
+        if column is None:
+            continue
+        latency = np.where(mask[:steps], run.latency[:, column], np.nan)
+        axis.plot(run.seconds, latency, color=colour, linewidth=1.1, alpha=0.85)
+        moves = [
+            m.at for m in run.moves if m.topic == topic and mask[min(int(m.at * 2), steps - 1)]
+        ]
+        axis.plot(moves, [top * 0.94] * len(moves), "v", color=colour, markersize=5, clip_on=False)
+    axis.axhline(run.bound, color="#c00000", linestyle="--", linewidth=0.9)
+    axis.set_title(panel.title, loc="left", fontsize=9)
+    axis.set_ylim(0, top)
+    axis.set_xlim(0, run.seconds[-1])
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.2)
