@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import logging
 from collections.abc import Callable
@@ -126,8 +125,8 @@ def tell(
     for line in failed[:5]:
         say(f"  a move failed: {line}")
     say(
-        f"{verdict.changes} times clients came to a new site; within {verdict.recovered:g} s at the "
-        f"most latency was below the bound again."
+        f"{verdict.changes} times clients came to a site that was new to a topic; its latency was "
+        f"above the bound until {verdict.recovered:g} s later at the most."
     )
     if verdict.late_events == verdict.late_events:
         say(f"Of single events outside of the windows {verdict.late_events:.3%} were late.")

@@ -28,7 +28,7 @@ class Verdict(msgspec.Struct, frozen=True):
     changes: int
     """Windows that began after the start."""
     recovered: float
-    """Seconds from the change to the end of the last late step in its window, at the most."""
+    """Seconds from a topic's last change until the end of a step that was late, at the most."""
     outside: list[tuple[float, int, float]]
     """Second, line and ms of what was late outside of windows."""
     silent: list[tuple[float, int]]
@@ -63,15 +63,12 @@ def judge(run: Run, where: Trace, lines: list[Line]) -> Verdict:
     topics = np.array([line.topic for line in lines])
     is_late = run.latency > run.bound
     inside = np.zeros((steps, where.publishes.shape[1]), bool)
-    recovered = 0.0
     found = windows(run, where)
     for topic, begin, end in found:
-        within = (run.seconds < end) & (run.seconds + STEP > begin)
-        inside[within, topic] = True
-        late = np.flatnonzero(within & is_late[:, topics == topic].any(axis=1))
-        if len(late) and begin > 0:
-            recovered = max(recovered, float(run.seconds[late[-1]]) + STEP - begin)
+        inside[(run.seconds < end) & (run.seconds + STEP > begin), topic] = True
     outside = ~inside[:, topics]
+    began = np.where(where.came[:steps], run.seconds[:, None], 0.0)
+    since = (run.seconds[:, None] + STEP - np.maximum.accumulate(began, axis=0))[:, topics]
     heard = where.heard(lines)[:steps]
     heard[1:] &= heard[:-1].copy()
     late_events = float("nan")
@@ -79,7 +76,7 @@ def judge(run: Run, where: Trace, lines: list[Line]) -> Verdict:
         late_events = int(run.late[outside].sum()) / count
     return Verdict(
         changes=sum(begin > 0 for _, begin, _ in found),
-        recovered=recovered,
+        recovered=float(since[is_late].max(initial=0.0)),
         outside=[
             (float(run.seconds[step]), line, float(run.latency[step, line]))
             for step, line in np.argwhere(is_late & outside).tolist()

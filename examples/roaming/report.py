@@ -11,7 +11,7 @@ from rich.table import Table
 
 from examples.roaming.judge import windows
 from examples.roaming.world import Line, Panel, Trace
-from skerry.sim.roaming import Run
+from skerry.sim.roaming import STEP, Run
 
 COLOURS = ("#2a6f97", "#e07a1f", "#3a8f5c", "#8e5aa8", "#b5485d", "#7a6a53", "#4c9fb0", "#a3a12f")
 
@@ -20,7 +20,7 @@ def figures(run: Run) -> dict[str, float]:
     """The figures of a run."""
     latency = run.latency[np.isfinite(run.latency)]
     return {
-        "seconds": float(len(run.seconds) * (run.seconds[1] - run.seconds[0])),
+        "seconds": len(run.seconds) * STEP,
         "violations": run.violations,
         "longest_s": run.longest,
         "median_ms": float(np.median(latency)),
@@ -51,9 +51,10 @@ def draw(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 1.2 + 1.75 * ((len(panels) + 1) // 2)), layout="constrained")
-    FigureCanvasAgg(figure)
     rows = (len(panels) + 1) // 2
+    height = max(1.6, 6.0 / rows)
+    figure = Figure(figsize=(11, 1.0 + height * rows), layout="constrained")
+    FigureCanvasAgg(figure)
     axes = figure.subplots(rows, 2, sharex=True, sharey=True, squeeze=False)
     column_of = {(line.topic, line.ear): column for column, line in enumerate(lines)}
     column_of |= {(line.topic, ""): column for column, line in enumerate(lines) if not line.ear}
@@ -81,7 +82,7 @@ def _panel(
 ) -> None:
     steps = len(run.seconds)
     for topic, begin, end in found:
-        if topic in panel.shown and panel.shown[topic][:steps][int(begin * 2) % steps]:
+        if topic in panel.shown and panel.shown[topic][_step(begin, steps)]:
             axis.axvspan(begin, end, color="#000000", alpha=0.035, linewidth=0)
     for number, (topic, mask) in enumerate(panel.shown.items()):
         colour = COLOURS[number % len(COLOURS)]
@@ -90,9 +91,7 @@ def _panel(
             continue
         latency = np.where(mask[:steps], run.latency[:, column], np.nan)
         axis.plot(run.seconds, latency, color=colour, linewidth=1.1, alpha=0.85)
-        moves = [
-            m.at for m in run.moves if m.topic == topic and mask[min(int(m.at * 2), steps - 1)]
-        ]
+        moves = [m.at for m in run.moves if m.topic == topic and mask[_step(m.at, steps)]]
         axis.plot(moves, [top * 0.94] * len(moves), "v", color=colour, markersize=5, clip_on=False)
     axis.axhline(run.bound, color="#c00000", linestyle="--", linewidth=0.9)
     axis.set_title(panel.title, loc="left", fontsize=9)
@@ -100,3 +99,7 @@ def _panel(
     axis.set_xlim(0, run.seconds[-1])
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(alpha=0.2)
+
+
+def _step(second: float, steps: int) -> int:
+    return min(int(second / STEP), steps - 1)

@@ -80,7 +80,8 @@ class WanFabric:
             await fabric.wan.cut("farm")
 
     `delay` is in seconds one way between any two sites, `delays` for those pairs that differ, both
-    ways. Needs what `Wan` needs; ask `Wan.unavailable()` first. Settings are those of `SiteSettings`.
+    ways. Settings are those of `SiteSettings`. Needs what `Wan` needs; ask `Wan.unavailable()`
+    first.
     """
 
     def __init__(
