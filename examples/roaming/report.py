@@ -15,6 +15,9 @@ from skerry.sim.roaming import STEP, Run
 
 COLOURS = ("#2a6f97", "#e07a1f", "#3a8f5c", "#8e5aa8", "#b5485d", "#7a6a53", "#4c9fb0", "#a3a12f")
 
+WIDE = 4
+"""So many panels stand one below the other; more in two columns."""
+
 
 def figures(run: Run) -> dict[str, float]:
     """The figures of a run."""
@@ -51,25 +54,28 @@ def draw(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rows = (len(panels) + 1) // 2
-    height = max(1.6, 6.0 / rows)
-    figure = Figure(figsize=(11, 1.0 + height * rows), layout="constrained")
+    columns = 1 if len(panels) <= WIDE else 2
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(11, 0.9 + 1.75 * rows), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, 2, sharex=True, sharey=True, squeeze=False)
+    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     column_of = {(line.topic, line.ear): column for column, line in enumerate(lines)}
-    column_of |= {(line.topic, ""): column for column, line in enumerate(lines) if not line.ear}
     found = windows(run, where)
-    top = max(run.bound * 1.9, float(np.nanpercentile(run.latency, 99.5)) * 1.15)
+    top = max(run.bound * 1.9, float(np.nanpercentile(run.latency, 99.5)) * 1.2)
     for axis, panel in zip(axes.flat, panels, strict=False):
         _panel(axis, run, panel, column_of, found, top)
-    for axis in axes.flat[len(panels) :]:
-        axis.set_visible(False)
+        axis.set(xlim=(0, len(run.seconds) * STEP), ylim=(0, top))
+        axis.set_title(panel.title, loc="left", fontsize=9)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.2)
+    if panels[0].labels:
+        axes[0, 0].legend(frameon=False, fontsize=8, loc="center right", ncols=2)
     for axis in axes[-1]:
         axis.set_xlabel("seconds")
     for axis in axes[:, 0]:
         axis.set_ylabel("ms")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    figure.savefig(path, dpi=100)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    figure.savefig(path, dpi=90)
 
 
 def _panel(
@@ -81,24 +87,25 @@ def _panel(
     top: float,
 ) -> None:
     steps = len(run.seconds)
+    inside = np.zeros(steps, bool)
     for topic, begin, end in found:
         if topic in panel.shown and panel.shown[topic][_step(begin, steps)]:
-            axis.axvspan(begin, end, color="#000000", alpha=0.035, linewidth=0)
+            inside |= (run.seconds < end) & (run.seconds + STEP > begin)
+    axis.fill_between(
+        run.seconds, 0, top, where=inside, step="post", color="#000000", alpha=0.06, linewidth=0
+    )
     for number, (topic, mask) in enumerate(panel.shown.items()):
-        colour = COLOURS[number % len(COLOURS)]
         column = column_of.get((topic, panel.ear), column_of.get((topic, "")))
-        if column is None:
-            continue
+        assert column is not None
         latency = np.where(mask[:steps], run.latency[:, column], np.nan)
-        axis.plot(run.seconds, latency, color=colour, linewidth=1.1, alpha=0.85)
+        colour = COLOURS[number % len(COLOURS)]
+        label = panel.labels[number] if panel.labels else None
+        axis.plot(run.seconds, latency, color=colour, linewidth=1.1, alpha=0.85, label=label)
         moves = [m.at for m in run.moves if m.topic == topic and mask[_step(m.at, steps)]]
-        axis.plot(moves, [top * 0.94] * len(moves), "v", color=colour, markersize=5, clip_on=False)
+        if moves:
+            height = top * (0.95 if number % 2 else 0.88)
+            axis.plot(moves, [height] * len(moves), "v", color=colour, markersize=5)
     axis.axhline(run.bound, color="#c00000", linestyle="--", linewidth=0.9)
-    axis.set_title(panel.title, loc="left", fontsize=9)
-    axis.set_ylim(0, top)
-    axis.set_xlim(0, run.seconds[-1])
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(alpha=0.2)
 
 
 def _step(second: float, steps: int) -> int:

@@ -39,6 +39,8 @@ class Panel(msgspec.Struct, frozen=True):
     shown: dict[int, Array]
     """Topics, and mask over the steps: when each is to be seen."""
     ear: str = ""
+    labels: tuple[str, ...] = ()
+    """What the topics are called, in the same order."""
 
 
 class World(Scenario, Protocol):

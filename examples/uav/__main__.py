@@ -55,7 +55,11 @@ class Swarms(Uav):
         """One for each swarm, with its two topics."""
         always = np.ones(steps, bool)
         return [
-            Panel(f"swarm {swarm}", {2 * swarm: always, 2 * swarm + 1: always})
+            Panel(
+                f"swarm {swarm}",
+                {2 * swarm: always, 2 * swarm + 1: always},
+                labels=("leader to followers", "followers to leader"),
+            )
             for swarm in range(self.SWARMS)
         ]
 
