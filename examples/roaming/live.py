@@ -33,8 +33,8 @@ PATIENCE = 120.0
 """Seconds after which what is waited for has failed."""
 SURE = 0.1
 """The share by which round trips as sites estimate them may be wrong when it begins."""
-KEPT = 10.0
-"""Seconds that a topic keeps its events."""
+KEPT = 1000
+"""Events that a topic keeps: moves are short."""
 
 Say = Callable[[str], None]
 
@@ -182,7 +182,7 @@ async def running_world(world: World, say: Say, seed: int) -> AsyncIterator[WanF
                 async with site.connect() as client:
                     for topic, home in zip(world.topics, homes, strict=True):
                         await client.create_topic(
-                            topic, home=world.sites[home], max_age=KEPT, latency=world.bound / 1000
+                            topic, home=world.sites[home], max_events=KEPT, latency=world.bound / 1000
                         )
 
             await fabric.run(names[0], create)

@@ -41,6 +41,18 @@ def test_groups_that_change_keep_their_bound(seed: int) -> None:
     assert all("break its bound" in move.reason for move in placed.moves)
 
 
+@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("seed", range(3))
+def test_it_is_close_to_an_oracle_that_knows_all_pairs(name: str, seed: int) -> None:
+    """Placement is above the bound for 2.0 to 2.9 % of the time over these seeds, all pairs for 1.5
+    to 2.4 % (UAV), 0.12 to 0.15 % and 0.02 to 0.03 % (MMOG): half a second a move, which it takes
+    and the oracle does not."""
+    placed, pairs = run(name, seed), run(name, seed, "all-pairs")
+    assert pairs.violations <= placed.violations <= pairs.violations + 0.01
+    assert pairs.longest < PERIOD
+    assert len(placed.moves) <= len(pairs.moves) + 2
+
+
 def test_the_same_seed_is_the_same_run() -> None:
     one, other = run("uav", 5), run("uav", 5)
     assert one.moves == other.moves

@@ -65,7 +65,7 @@ class Mmog:
     """64 players in 5 cities, in 8 groups; each stays 30 to 60 s and joins another. Every avatar is
     a topic that its whole group subscribes to, 300 events/s of 998 B. Bound 100 ms."""
 
-    PLAYERS, GROUPS = 64, 8
+    PLAYERS, GROUPS, STAYS = 64, 8, (30.0, 60.0)
     NAMES = ("New York", "Los Angeles", "Chicago", "Miami", "Seattle")
 
     def __init__(self, seed: int) -> None:
@@ -76,7 +76,7 @@ class Mmog:
         self.height = np.zeros(len(self.sites))
         self.city = self.rng.integers(0, len(self.sites), self.PLAYERS)
         self.group = self.rng.integers(0, self.GROUPS, self.PLAYERS)
-        self.stays = self.rng.uniform(30, 60, self.PLAYERS)
+        self.stays = self.rng.uniform(*self.STAYS, self.PLAYERS)
         self.topics = [f"avatar{player:02}" for player in range(self.PLAYERS)]
         self.bound = 50.0
         self.access = 2.5
@@ -90,7 +90,7 @@ class Mmog:
             self.group[player] = (
                 self.group[player] + self.rng.integers(1, self.GROUPS)
             ) % self.GROUPS
-            self.stays[player] = self.rng.uniform(30, 60)
+            self.stays[player] = self.rng.uniform(*self.STAYS)
 
     def clients(self) -> tuple[Clients, Clients]:
         """Game servers are 5 ms from the broker of their city and back."""
