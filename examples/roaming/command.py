@@ -125,11 +125,15 @@ def tell(
     for line in failed[:5]:
         say(f"  a move failed: {line}")
     say(
+        f"Topics had left the homes that they began at after {verdict.start:.1f} s. Then "
         f"{verdict.changes} times clients came to a site that was new to a topic; its latency was "
         f"above the bound until {verdict.recovered:g} s later at the most."
     )
-    if verdict.late_events == verdict.late_events:
-        say(f"Of single events outside of the windows {verdict.late_events:.3%} were late.")
+    if not given.simulate:
+        say(
+            f"Of single events outside of the windows {verdict.late_events:.3%} were late. In "
+            f"{verdict.held_up:.1%} of the steps the machine was held up; they are not judged."
+        )
     if verdict.holds:
         say(
             f"[bold green]No step was late later than {PERIOD:g} s, the move and {TOLERANCE:g} s "
@@ -157,7 +161,9 @@ def _as_json(played: Played) -> dict[str, object]:
     return {
         **{name: report.figures(run) for name, run in played.runs.items()},
         "changes": verdict.changes,
+        "start_s": verdict.start,
         "recovered_s": verdict.recovered,
+        "held_up": verdict.held_up,
         "outside": len(verdict.outside),
         "silent": len(verdict.silent),
         "late_events": None if late != late else late,

@@ -33,6 +33,8 @@ PATIENCE = 120.0
 """Seconds after which what is waited for has failed."""
 SURE = 0.1
 """The share by which round trips as sites estimate them may be wrong when it begins."""
+BEAT = 0.02
+"""Seconds between two looks whether the machine is held up."""
 KEPT = 1000
 """Events that a topic keeps: moves are short."""
 
@@ -45,6 +47,16 @@ class Heard:
     def __init__(self) -> None:
         self.events: defaultdict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
         """Nanoseconds, both."""
+        self.beats: list[tuple[float, float]] = []
+        """When a timer came, and how much too late; seconds."""
+
+    async def beat(self, site: LocalSite) -> None:
+        """Look whether timers come in time, until cancelled."""
+        while True:
+            due = time.monotonic() + BEAT
+            await asyncio.sleep(BEAT)
+            now = time.monotonic()
+            self.beats.append((now, now - due))
 
 
 class Measured(Run, frozen=True, kw_only=True):
@@ -58,6 +70,8 @@ class Measured(Run, frozen=True, kw_only=True):
     """Those of them that took longer than the bound."""
     failed: list[str]
     """Moves that failed, and why."""
+    held_up: Array
+    """(steps,): ms by which a timer in the thread of some site came too late, at the most."""
 
 
 class Seat:
@@ -182,7 +196,10 @@ async def running_world(world: World, say: Say, seed: int) -> AsyncIterator[WanF
                 async with site.connect() as client:
                     for topic, home in zip(world.topics, homes, strict=True):
                         await client.create_topic(
-                            topic, home=world.sites[home], max_events=KEPT, latency=world.bound / 1000
+                            topic,
+                            home=world.sites[home],
+                            max_events=KEPT,
+                            latency=world.bound / 1000,
                         )
 
             await fabric.run(names[0], create)
@@ -231,6 +248,7 @@ async def play(fabric: WanFabric, world: World, seconds: float, rate: float, mod
     )
     hub = fabric.names[0]
     began, wall = 0.0, 0.0
+    beating = [asyncio.create_task(fabric.run(name, heard.beat)) for name in fabric.names]
     try:
         for step in range(steps):
             world.step(STEP)
@@ -244,6 +262,8 @@ async def play(fabric: WanFabric, world: World, seconds: float, rate: float, mod
             for seat in seats.values():
                 seat.check()
     finally:
+        for task in beating:
+            task.cancel()
         for seat in seats.values():
             seat.want(None)
         await asyncio.gather(*(seat.settled() for seat in seats.values()))
@@ -280,6 +300,10 @@ def _measured(
             took = events[row == step, 1] / 1e6
             median[step, column], worst[step, column] = np.median(took), took.max()
             count[step, column], late[step, column] = len(took), (took > world.bound).sum()
+    held_up = np.zeros(steps)
+    for at, late_by in heard.beats:
+        if 0 <= (step := int((at - began) // STEP)) < steps:
+            held_up[step] = max(held_up[step], 1000 * late_by)
     topics, sites = list(world.topics), fabric_sites(world)
     moves = [
         Moved(at, topics.index(one.topic), sites.index(one.source), sites.index(one.target),
@@ -290,7 +314,7 @@ def _measured(
     failed = [f"{r.topic} to {r.target}: {r.why}" for _, r in reports if r.outcome == "failed"]
     return Measured(
         bound=world.bound, seconds=np.arange(steps) * STEP, latency=median, moves=moves,
-        worst=worst, count=count, late=late, failed=failed,
+        worst=worst, count=count, late=late, failed=failed, held_up=held_up,
     )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ class FewPlayers(LivePlayers):
     """Six in two groups in three cities, who do not stay for long."""
 
     PLAYERS, GROUPS, STAYS = 6, 2, (3.0, 6.0)
-    NAMES = ("New York", "Los Angeles", "Seattle")
+    NAMES: tuple[str, ...] = ("New York", "Los Angeles", "Seattle")
 
 
 @pytest.mark.parametrize("kind", [FewSwarms, FewPlayers])

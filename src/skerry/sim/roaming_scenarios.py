@@ -66,7 +66,7 @@ class Mmog:
     a topic that its whole group subscribes to, 300 events/s of 998 B. Bound 100 ms."""
 
     PLAYERS, GROUPS, STAYS = 64, 8, (30.0, 60.0)
-    NAMES = ("New York", "Los Angeles", "Chicago", "Miami", "Seattle")
+    NAMES: tuple[str, ...] = ("New York", "Los Angeles", "Chicago", "Miami", "Seattle")
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)

@@ -70,7 +70,7 @@ def _ranking(
     def ranked(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             topics, rows = from_arrow(batch)
-            cause = may_move(topics, sites, over)
+            cause = may_move(topics, sites, over, settings)
             some = np.flatnonzero(cause | (topics.moving_to >= 0))
             if not len(some):
                 continue
