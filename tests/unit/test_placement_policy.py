@@ -201,7 +201,7 @@ def test_a_topic_that_has_just_moved_stays_for_a_while() -> None:
     assert outcome(topics, sites) == {"t000": "cooling", "t001": "s1"}
     made = plan(topics, sites, SETTINGS, NOW)
     (stay,) = explain.stays(made, topics, sites, SETTINGS, NOW)
-    assert stay.reason.endswith("it moved, or could not, 9 s ago and stays for 1 s more")
+    assert stay.reason.endswith("it moved, or could not, 3 s ago and stays for 1 s more")
     rate = np.full(2, 50.0)
     moved = np.array([NOW - 29.0, NOW - 31.0])
     busy = make_topics(2, moved_at=moved, rate_in=rate, rate_out=rate)
