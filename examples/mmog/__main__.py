@@ -14,7 +14,7 @@ round trips; here it is one way, and so cities are twice as far from each other 
 26 ms from Seattle to Los Angeles, 75 ms to Miami. A game server is one client with one connection,
 and hears an event once however many of its players it is for. All are in one process with the
 sites' agents, a thread for each city. New York coordinates. The paper's 300 events/s of each avatar
-are more than two cores carry: by default it is 10.
+are more than two cores carry: by default it is 5.
 """
 
 from __future__ import annotations
@@ -94,4 +94,4 @@ class LivePlayers(Players):
 
 
 if __name__ == "__main__":
-    sys.exit(main("mmog", __doc__ or "", 10.0, LivePlayers, Players))
+    sys.exit(main("mmog", __doc__ or "", 5.0, LivePlayers, Players))

@@ -13,7 +13,7 @@ import itertools
 import random
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ import numpy as np
 from examples.roaming.world import Part, World, distances
 from skerry import Client
 from skerry.log.follow import Subscription
-from skerry.model.placement import MOVES, MoveReport
+from skerry.model.placement import MOVES, Mode, MoveReport
 from skerry.placement.gauge import Gauge, Reading
 from skerry.placement.tables import Array
 from skerry.sim.roaming import STEP, Moved, Run, hashed_homes
@@ -94,7 +94,6 @@ class Seat:
         """Do this from now on; None: leave."""
         self._wanted = part
         if part != self._has and (self._settling is None or self._settling.done()):
-            self.check()
             self._settling = asyncio.create_task(self._settle())
 
     async def settled(self) -> None:
@@ -207,7 +206,7 @@ async def running_world(world: World, say: Say, seed: int) -> AsyncIterator[WanF
 
 
 @contextlib.contextmanager
-def _machines_of_their_own() -> Any:
+def _machines_of_their_own() -> Iterator[None]:
     """Have each site take its machine, which it shares with all others, for one that has little to
     do: else all would be overloaded at once, and no topic could go anywhere."""
     reading = Reading((4.0, 8e9, 1e9, 1e12, float("inf")), (0.1, 1e8, 0.0, 1e9, 0.0))
@@ -239,7 +238,9 @@ async def _until_sure(fabric: WanFabric, trips: dict[tuple[str, str], float]) ->
     await fabric.run(fabric.names[0], sure)
 
 
-async def play(fabric: WanFabric, world: World, seconds: float, rate: float, mode: str) -> Measured:
+async def play(
+    fabric: WanFabric, world: World, seconds: float, rate: float, mode: Mode
+) -> Measured:
     """Have the clients at work for so long, with placement in this mode."""
     steps = round(seconds / STEP)
     heard = Heard()
@@ -266,14 +267,16 @@ async def play(fabric: WanFabric, world: World, seconds: float, rate: float, mod
             task.cancel()
         for seat in seats.values():
             seat.want(None)
-        await asyncio.gather(*(seat.settled() for seat in seats.values()))
+        await asyncio.gather(
+            *beating, *(seat.settled() for seat in seats.values()), return_exceptions=True
+        )
     reports = await fabric.run(hub, partial(_moves_since, wall))
     return _measured(world, heard, began, steps, reports)
 
 
-async def _set_mode(mode: str, site: LocalSite) -> None:
+async def _set_mode(mode: Mode, site: LocalSite) -> None:
     async with site.connect("admin") as admin:
-        await admin.set_placement(mode)  # type: ignore[arg-type]
+        await admin.set_placement(mode)
 
 
 async def _moves_since(wall: float, site: LocalSite) -> list[tuple[float, MoveReport]]:
