@@ -19,7 +19,7 @@ from skerry.model.placement import PERIOD
 from skerry.sim.roaming import RULES, STEP, Run, Scenario, hashed_homes, simulate
 from skerry.testing import Wan
 
-SHORTER = 3
+SHORTER = 4
 """By hashing the live world runs for so much shorter: nothing changes there."""
 
 
