@@ -38,7 +38,7 @@ async def test_topics_follow_their_clients(kind: Callable[[int], World], tmp_pat
     """ePulsar, section 5.8: topics leave the homes that they began at where those are too far away,
     and go to where they have clients; and the picture shows it."""
     make = partial(kind, SEED)
-    played = await command.play(make, 8.0, 20.0, SEED, lambda text: None)
+    played = await command.play(make, 6.0, 20.0, SEED, lambda text: None)
     placed, hashed, pairs = (played.runs[rule] for rule in ("placement", "hashing", "all-pairs"))
     assert not hashed.moves
     at_first = {move.topic for move in pairs.moves if move.at == 0}
