@@ -381,6 +381,34 @@ async def test_the_home_feeds_few_copies_and_the_others_follow_those(at_once: bo
         check_tree(copies_of(fabric, "t"), "hub")
 
 
+async def test_copies_of_a_topic_with_a_latency_bound_follow_its_home() -> None:
+    """However many: placement takes it that no event makes a detour. Also when the bound is set
+    while they follow each other, and when the home moves."""
+    async with LocalFabric(["hub", *READERS]) as fabric, contextlib.AsyncExitStack() as stack:
+        writer = await stack.enter_async_context(fabric.connect("hub"))
+        admin = await stack.enter_async_context(fabric.connect("hub", "admin"))
+        await writer.create_topic("t")
+        await publish(writer, "t", numbers(10))
+        opened = await open_all(fabric, stack, "t", at_once=False)
+
+        def follow(home: str) -> bool:
+            found = copies_of(fabric, "t")
+            rest = {*READERS, "hub"} - {home}
+            return all(r.parent == home for r in found.values()) and rest <= found.keys() | {"hub"}
+
+        assert not follow("hub")
+        await admin.set_topic("t", latency=0.1)
+        await until(lambda: follow("hub"))
+        await publish(writer, "t", numbers(10, 10))
+        await admin.move_topic("t", READERS[0])
+        await until(lambda: follow(READERS[0]))
+        await publish(writer, "t", numbers(10, 20))
+        for events in opened.values():
+            seen = await take(events, 30)
+            assert [event.index for event in seen] == list(range(1, 31))
+            assert payloads(seen) == numbers(30)
+
+
 async def test_a_lost_parent_is_replaced_without_a_gap_or_a_repeat() -> None:
     async with LocalFabric(["hub", *READERS]) as fabric, contextlib.AsyncExitStack() as stack:
         writer = await stack.enter_async_context(fabric.connect("hub"))

@@ -85,7 +85,7 @@ class Naive:
                     hindrance = Hindrance.NONE
                 found[i] = (int(Cause.DRAIN), int(hindrance))
             elif (t.measured[i] and s.up[home] and t.producers.sites[i] and t.consumers.sites[i]
-                  and t.worst[i] > t.bound[i]):  # fmt: skip
+                  and t.worst[i] > t.bound[i] * (1.0 - self.settings.margin / 2)):  # fmt: skip
                 hindrance = self.hindrance(i)
                 if (hindrance == Hindrance.COOLING
                         and t.moved_at[i] <= self.now - self.settings.late_cool_down):  # fmt: skip

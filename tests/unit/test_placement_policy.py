@@ -113,8 +113,19 @@ def test_a_topic_moves_to_its_clients_and_says_why() -> None:
     )
 
 
+@pytest.mark.parametrize(("worst", "leaves"), [(39.1, True), (38.9, False), (40.1, True)])
+def test_a_topic_leaves_before_its_bound_is_broken(worst: float, leaves: bool) -> None:
+    """At half of the margin of 5 %: what engines take comes on top of the estimate."""
+    topics = make_topics(1, worst=np.array([worst]))
+    sites = make_sites(0.0, 1.0)
+    made = plan(topics, sites, SETTINGS, NOW)
+    assert len(made) == leaves
+    for move in explain.moves(made, topics, sites, SETTINGS):
+        assert ("nearly break" in move.reason) == (worst < 40)
+
+
 def test_nothing_moves_without_a_cause() -> None:
-    topics = make_topics(3, bound=np.array([40.0, np.inf, 5.0]))
+    topics = make_topics(3, bound=np.array([40.0, np.inf, 5.2]))
     assert outcome(topics, make_sites(0.0, 1.0)) == {}
     assert len(plan(make_topics(0), make_sites(0.0), SETTINGS, NOW)) == 0
 

@@ -106,12 +106,16 @@ class Following:
         self._links.want(local.parent)
 
     def make_way(self, local: Local, entry: TopicEntry) -> None:
-        """Copies that appeared at once may all have chosen one holder: the later ones go on."""
+        """Copies that appeared at once may all have chosen one holder: the later ones go on. One of
+        a topic with a latency bound goes to the home, as soon as there is a link."""
+        if self._site in entry.members:
+            return
+        if entry.settings.latency is not None:
+            self._go_home(local, entry)
+            return
         if local.stream not in self._crowded:
             return
         self._crowded.discard(local.stream)
-        if self._site in entry.members:
-            return
         records = self._records(local)
         followed = {record.parent for record in records.values()}
         # Those that are followed themselves stay: a tree is not moved by its branches.
@@ -125,6 +129,17 @@ class Following:
             before = local.parent
             self.choose(local, entry, anywhere=is_late)
             if local.parent != before:
+                self.relay.again(local.stream)
+
+    def _go_home(self, local: Local, entry: TopicEntry) -> None:
+        if not local.parent or local.copy.following != entry.epoch:
+            return
+        self._links.want(entry.home)
+        noted = self._store.get(copy_key(local.name, self._site), CopyRecord)
+        is_there = local.parent == entry.home
+        if entry.home in self._links.up and not (is_there and noted and noted.parent == entry.home):
+            self.choose(local, entry)
+            if not is_there:
                 self.relay.again(local.stream)
 
     def _records(self, local: Local) -> dict[str, CopyRecord]:

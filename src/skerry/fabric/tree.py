@@ -2,7 +2,8 @@
 
 Members follow the home. Copies for readers follow the nearest holder that has room, so that the
 home of a popular topic feeds a tree and not everyone. A holder is followed only by copies deeper
-than itself, so that there are no circles.
+than itself, so that there are no circles. Of a topic with a latency bound all follow the home:
+placement takes it that events come to every reader's site straight from there.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ def choose_parent(
 
     `records` are those of all copies for readers, by site. `distance` is what it takes to reach a
     site that can be reached. Where no holder can be, because neither end takes links, it is the
-    hub, which gets a copy for that.
+    hub, which gets a copy for that. The home of a topic with a latency bound is left aside only
+    where it cannot be reached.
     """
+    if entry.settings.latency is not None and can_reach(entry.home):
+        return CopyRecord(site=site, parent=entry.home, depth=1)
     mine = records.get(site)
     limit = mine.depth if mine else 99
     depth = dict.fromkeys(entry.members, 1)

@@ -80,7 +80,8 @@ class _Teller:
             return f"{self.site(home)} is being drained"
         if cause is Cause.LATENCY:
             worst, bound = float(topics.worst[row]), float(topics.bound[row])
-            return f"{worst:.1f} ms at {self.site(home)} break its bound of {bound:g} ms"
+            does = "break" if worst > bound else "nearly break"
+            return f"{worst:.1f} ms at {self.site(home)} {does} its bound of {bound:g} ms"
         if cause is Cause.OVERLOAD:
             return self._overload(row, home)
         drained = [site for site in topics.replicas[row].tolist() if self.sites.draining[site]]

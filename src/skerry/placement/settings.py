@@ -27,8 +27,9 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     away down to it. The band between keeps a site that has just been filled from giving away at
     once: load shedding without one never settles."""
     margin: float = 0.05
-    """A site is feasible for a topic if its worst case stays below the bound by this share of it.
-    Coordinates are 3.5 ms or 6 % off (ePulsar, section 5.3)."""
+    """A site is feasible for a topic if its worst case stays below the bound by this share of it. A
+    topic leaves its home if it is not below by half of it there. Coordinates are 3.5 ms or 6 % off
+    (ePulsar, section 5.3)."""
     gain_ms: float = 2.0
     """A topic that no site suits moves only if it gains as much; below it is the coordinates'
     noise."""

@@ -65,8 +65,8 @@ class Mmog:
     """64 players in 5 cities, in 8 groups; each stays 30 to 60 s and joins another. Every avatar is
     a topic that its whole group subscribes to, 300 events/s of 998 B. Bound 100 ms."""
 
-    PLAYERS, GROUPS = 64, 8
-    NAMES = ("New York", "Los Angeles", "Chicago", "Miami", "Seattle")
+    PLAYERS, GROUPS, STAYS = 64, 8, (30.0, 60.0)
+    NAMES: tuple[str, ...] = ("New York", "Los Angeles", "Chicago", "Miami", "Seattle")
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -76,9 +76,10 @@ class Mmog:
         self.height = np.zeros(len(self.sites))
         self.city = self.rng.integers(0, len(self.sites), self.PLAYERS)
         self.group = self.rng.integers(0, self.GROUPS, self.PLAYERS)
-        self.stays = self.rng.uniform(30, 60, self.PLAYERS)
+        self.stays = self.rng.uniform(*self.STAYS, self.PLAYERS)
         self.topics = [f"avatar{player:02}" for player in range(self.PLAYERS)]
         self.bound = 50.0
+        self.access = 2.5
         self.rate = (np.full(self.PLAYERS, 300.0), np.full(self.PLAYERS, 2400.0))
         self.event_bytes = 998.0
 
@@ -89,7 +90,7 @@ class Mmog:
             self.group[player] = (
                 self.group[player] + self.rng.integers(1, self.GROUPS)
             ) % self.GROUPS
-            self.stays[player] = self.rng.uniform(30, 60)
+            self.stays[player] = self.rng.uniform(*self.STAYS)
 
     def clients(self) -> tuple[Clients, Clients]:
         """Game servers are 5 ms from the broker of their city and back."""
@@ -97,8 +98,8 @@ class Mmog:
         topic, listener = np.nonzero(same)
         at: Array = self.position[self.city]
         return (
-            (np.arange(self.PLAYERS), at, np.full(self.PLAYERS, 2.5)),
-            (topic, at[listener], np.full(len(topic), 2.5)),
+            (np.arange(self.PLAYERS), at, np.full(self.PLAYERS, self.access)),
+            (topic, at[listener], np.full(len(topic), self.access)),
         )
 
 

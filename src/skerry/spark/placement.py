@@ -72,7 +72,7 @@ def _ranking(
     def ranked(batches: Iterator[Any]) -> Iterator[Any]:
         for table in _together(batches):
             topics, rows = from_arrow(table)
-            cause = may_move(topics, sites, over)
+            cause = may_move(topics, sites, over, settings)
             some = np.flatnonzero(cause | (topics.moving_to >= 0))
             if not len(some):
                 continue

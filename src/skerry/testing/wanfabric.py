@@ -7,7 +7,7 @@ import contextlib
 import shutil
 import tempfile
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -79,7 +79,9 @@ class WanFabric:
             await fabric.run("farm", publish)
             await fabric.wan.cut("farm")
 
-    Needs what `Wan` needs; ask `Wan.unavailable()` first. Settings are those of `SiteSettings`.
+    `delay` is in seconds one way between any two sites, `delays` for those pairs that differ, both
+    ways. Settings are those of `SiteSettings`. Needs what `Wan` needs; ask `Wan.unavailable()`
+    first.
     """
 
     def __init__(
@@ -87,12 +89,14 @@ class WanFabric:
         sites: Iterable[str],
         *,
         delay: float = 0.0,
+        delays: Mapping[tuple[str, str], float] | None = None,
         each: dict[str, dict[str, Any]] | None = None,
         **settings: Any,
     ) -> None:
         self.names = list(sites)
         self.wan = Wan(self.names, delay=delay)
         self.sites: dict[str, LocalSite] = {}
+        self._delays = dict(delays or {})
         self._each = each or {}
         self._settings = settings
         self._places: dict[str, _Place] = {}
@@ -101,6 +105,8 @@ class WanFabric:
     async def __aenter__(self) -> Self:
         await self.wan.__aenter__()
         try:
+            for (one, other), delay in self._delays.items():
+                await self.wan.set(one, other, delay=delay)
             for name in self.names:
                 self._places[name] = await asyncio.to_thread(_Place, self.wan, name)
             first, *others = self.names
