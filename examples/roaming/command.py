@@ -13,7 +13,7 @@ import uvloop
 from rich.console import Console
 
 from examples.roaming import live, report
-from examples.roaming.judge import MOST, TOLERANCE, Verdict, judge
+from examples.roaming.judge import TOLERANCE, Verdict, judge
 from examples.roaming.world import Line, Trace, World, homes_of, latency_of, trace
 from skerry.model.placement import PERIOD
 from skerry.sim.roaming import RULES, STEP, Run, Scenario, hashed_homes, simulate
@@ -132,8 +132,7 @@ def tell(
     if not given.simulate:
         say(
             f"Of single events outside of the windows {verdict.late_events:.3%} were late. In "
-            f"{verdict.held_up:.1%} of the steps the machine was held up; they are not judged "
-            f"({verdict.excused} late medians)."
+            f"{verdict.held_up:.1%} of the steps the machine was held up."
         )
     if verdict.holds:
         say(
@@ -152,8 +151,10 @@ def tell(
     for second, line in verdict.silent[:10]:
         where = played.lines[line]
         say(f"  {topics[where.topic]} {where.ear} at {second:g} s: nothing came")
-    if verdict.held_up > MOST:
-        say("The machine was too busy for a verdict. Let nothing else run, or lower the --rate.")
+    say(
+        f"In {verdict.outside_held_up} of these late steps the machine was held up. If those are "
+        "most of them, let nothing else run, or lower the --rate."
+    )
     return 1
 
 
@@ -166,7 +167,7 @@ def _as_json(played: Played) -> dict[str, object]:
         "start_s": verdict.start,
         "recovered_s": verdict.recovered,
         "held_up": verdict.held_up,
-        "excused": verdict.excused,
+        "outside_held_up": verdict.outside_held_up,
         "outside": len(verdict.outside),
         "silent": len(verdict.silent),
         "late_events": None if late != late else late,
