@@ -68,7 +68,7 @@ async def beside(*work: Coroutine[Any, Any, object]) -> AsyncIterator[None]:
             task.cancel()
 
 
-async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float = 20.0) -> None:
+async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float = 40.0) -> None:
     """Wait for a condition; fail after `seconds`."""
     async with asyncio.timeout(seconds):
         while True:

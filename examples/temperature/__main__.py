@@ -102,7 +102,10 @@ async def main(days: int, step: int, seed: int, picture: Path) -> int:
                 farm, world, learning, {"cpu": world.cpu, "outdoor": world.outdoor}
             )
             pairs = len(learning) * len(weather.WITH)
-            learnt = await trained(models, pairs)
+            learnt, last = await trained(models, pairs)
+            async with asyncio.timeout(PATIENCE):
+                while await farm.latest_index("model") < last:  # its copy, which predicts
+                    await asyncio.sleep(0.01)
             took = time.monotonic() - began
             say(f"  {count:,} readings, {pairs:,} pairs to learn from, in {took:.1f} s")
             for source, model in learnt.items():
@@ -156,19 +159,20 @@ async def publish(
     return count
 
 
-async def trained(events: AsyncIterable[Event], pairs: int) -> dict[str, Model]:
-    """Wait until both models have learnt from so many pairs; return them."""
+async def trained(events: AsyncIterable[Event], pairs: int) -> tuple[dict[str, Model], int]:
+    """Wait until both models have learnt from so many pairs; return them, and the last index."""
     found: dict[str, Model] = {}
+    last = 0
     async with asyncio.timeout(PATIENCE):
         async for event in events:
             source = event.topic.partition("/")[2]
             model = msgspec.json.decode(event.data, type=Model)
             if source in found and model.pairs != found[source].pairs + 1:
                 raise RuntimeError(f"the model of {source} forgot, or learnt something twice")
-            found[source] = model
+            found[source], last = model, event.index
             if len(found) == 2 and all(model.pairs == pairs for model in found.values()):
                 break
-    return found
+    return found, last
 
 
 async def predicted(

@@ -170,7 +170,7 @@ class HostProcess:
         assert process is not None
         assert process.stdin is not None
         process.stdin.close()
-        await asyncio.to_thread(process.wait, 20)
+        await asyncio.to_thread(process.wait, 60)
         await self._end()
         return process.returncode
 
@@ -186,15 +186,29 @@ class HostProcess:
             self._listening = None
 
     async def is_in(
-        self, state: str, function: str = "count", log: str = "in", handled: int = 0
+        self,
+        state: str,
+        function: str = "count",
+        log: str = "in",
+        *,
+        handled: int = 0,
+        version: int = 0,
+        error: str = "",
     ) -> Running:
-        """Wait until a function is in a state, and has handled so many events."""
+        """Wait until a function is in a state, has handled so many events, is of that version at
+        least, and says so."""
 
         def check() -> bool:
             one = self.running.get((function, log))
-            return one is not None and one.state == state and one.handled >= handled
+            return (
+                one is not None
+                and one.state == state
+                and one.handled >= handled
+                and one.version >= version
+                and error in one.error
+            )
 
-        await until(check, 30)
+        await until(check, 60)
         return self.running[function, log]
 
 
@@ -215,7 +229,7 @@ async def outputs(client: Client, topic: str = "out") -> list[str]:
     return [bytes(event.data).decode() async for event in client.read(topic)]
 
 
-async def holds(client: Client, count: int, topic: str = "out", seconds: float = 40) -> list[str]:
+async def holds(client: Client, count: int, topic: str = "out", seconds: float = 60) -> list[str]:
     """Wait until a topic holds so many events; what they are."""
 
     async def enough() -> bool:

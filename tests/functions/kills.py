@@ -132,7 +132,7 @@ class Sites:
             }
             site = self.processes[name] = SiteProcess(Network(None), spec, logs, lambda _: None)
             site.start()
-            await until(lambda site=site: site.is_ready, 40)  # type: ignore[misc]
+            await until(lambda site=site: site.is_ready, 100)  # type: ignore[misc]
             client = skerry.connect(site.data, user="admin", timeout=100)
             await client.open()
             self._clients[name] = client

@@ -113,6 +113,8 @@ class _Local:
         return {name: site.data for name, site in self._fabric.sites.items()}
 
     def home(self, site: str, log: str) -> str | None:
+        if site not in self._fabric.sites:  # it was lost while another was looked at
+            return None
         part = self._fabric.agent(site).fabric
         entry = part.copies.entry(log) if part is not None else None
         return entry.home if entry is not None else None

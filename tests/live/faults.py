@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from skerry.engine.binary import find_binary
+from skerry.engine.process import free_port
 from skerry.errors import SkerryError
 from skerry.testing import LocalSite
 from tests.conftest import until
@@ -117,10 +118,8 @@ def _is_stopped(pid: int) -> bool:
 
 
 def unused_port() -> int:
-    """A port on loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port on loopback that nobody listens on, and that no outgoing connection is given."""
+    return free_port("127.0.0.1")
 
 
 @contextlib.asynccontextmanager

@@ -88,7 +88,7 @@ class Bench:
         """Give events and wait for what comes of them."""
         first = len(self.results)
         self.give(*data, **how)
-        await until(lambda: len(self.results) == self.given)
+        await until(lambda: len(self.results) == self.given, 60)
         return self.results[first:]
 
     async def done(self, data: bytes = b"", **how: Any) -> Done:
@@ -110,7 +110,7 @@ class Bench:
 
     async def end(self) -> End:
         """Wait for the worker's end."""
-        await until(lambda: bool(self.ended))
+        await until(lambda: bool(self.ended), 60)
         assert len(self.ended) == 1
         return self.ended[0]
 

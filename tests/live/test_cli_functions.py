@@ -115,12 +115,15 @@ def test_a_function_runs_on_what_is_published(data: Path, counting: Deployed) ->
         found = skerry(data, "function", "list", "--json").json
         return next(each for each in found if each["name"] == counting.name)
 
-    wait_for(lambda: listed()["running"][0]["handled"] == 2, "the report")
+    def figures() -> list[int]:
+        here = listed()["running"][0]
+        return [here[name] for name in ("handled", "index", "lag")]
+
+    wait_for(lambda: figures() == [2, 3, 0], "the report")
     here = listed()
     assert (here["state"], here["version"], here["logs"]) == (
         "running", 1, {counting.topic: "local"}
     )  # fmt: skip
-    assert (here["running"][0]["index"], here["running"][0]["lag"]) == (3, 0)
     row = next(
         line for line in skerry(data, "function", "list").lines if line.startswith(counting.name)
     )

@@ -25,7 +25,7 @@ ROOM = 'Location/Building = "Soda" and Location/Room = "410"'
 async def take(found: QuerySubscription, count: int) -> list[Any]:
     """The next items, in short: what happened, and to which feed or with which payload."""
     items: list[Any] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(items) < count:
             item = await anext(found)
             if isinstance(item, Received):
@@ -104,9 +104,7 @@ async def test_a_feed_goes_on_when_its_log_moves_and_fails_over() -> None:
             await fabric.crash("lab")
             for n in range(100, 150):
                 await feed.publish(str(n))
-            async with asyncio.timeout(20):
-                while len(numbers) < 150:
-                    await asyncio.sleep(0.01)
+            await until(lambda: len(numbers) >= 150 or reading.done(), 60)
             reading.cancel()
         assert numbers == [str(n) for n in range(150)]
 
@@ -114,7 +112,7 @@ async def test_a_feed_goes_on_when_its_log_moves_and_fails_over() -> None:
 async def read_some(client: Client, count: int, **options: Any) -> list[Any]:
     """What the durable query `q` has next; acknowledged, item by item."""
     items: list[Any] = []
-    async with client.query('room = "410"', durable="q", **options) as found, asyncio.timeout(20):
+    async with client.query('room = "410"', durable="q", **options) as found, asyncio.timeout(60):
         while len(items) < count:
             item = await anext(found)
             found.ack(item)
@@ -209,8 +207,8 @@ async def test_feeds_expire_with_their_clients_unless_they_are_permanent(
     client: Client, site: LocalSite
 ) -> None:
     async with site.connect() as other:
-        gone = await other.feed({"a": 1}, lease=1)
-        stays = await other.feed({"a": 2}, permanent=True, lease=1)
+        gone = await other.feed({"a": 1}, lease=4)
+        stays = await other.feed({"a": 2}, permanent=True, lease=4)
         async with client.query("has a") as found:
             await take(found, 2)
             await other.close()
@@ -241,7 +239,7 @@ async def test_a_feed_goes_with_its_client_to_another_site() -> None:
             assert await take(found, 2) == [("Joined", feed.id), "1"]
             own = client.site
             await fabric.crash(own)
-            await until(lambda: feed.feed.site != own, 30)
+            await until(lambda: feed.feed.site != own, 60)
             await feed.publish("2")
             assert await take(found, 3) == [("Left", feed.id), ("Joined", feed.id), "2"]
             assert len(await hub.feeds("a = 1")) == 1
@@ -343,7 +341,7 @@ async def test_what_aged_out_before_a_slow_reader_took_it_is_told(
         for n in range(200):
             await feed.publish(str(n))
         items: list[Any] = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not (
                 items and getattr(items[-1], "event", None) and items[-1].event.index == 200
             ):

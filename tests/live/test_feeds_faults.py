@@ -110,7 +110,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 async def test_each_event_reaches_exactly_the_queries_that_match(fault: Fault) -> None:
     chance = random.Random(5)
     async with (
@@ -136,7 +136,7 @@ async def test_each_event_reaches_exactly_the_queries_that_match(fault: Fault) -
             room: {p.handle.id: p.sent[room] for p in publishers if p.sent[room]} for room in ROOMS
         }
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 for subscriber in subscribers:
                     while (
                         dict(subscriber.got) != expected[subscriber.room] and not subscriber.wrong
@@ -173,20 +173,20 @@ async def test_a_site_that_is_cut_off_goes_on_with_what_it_knows_and_catches_up(
         far = await fabric.run("farm", feed_at)
         near = await fabric.run("lab", feed_at)
         listening = asyncio.create_task(fabric.run("lab", listen))
-        await until(lambda: {"Joined farm", "Joined lab"} <= set(told), 30)
+        await until(lambda: {"Joined farm", "Joined lab"} <= set(told), 60)
         await fabric.run("farm", lambda _: far.publish("farm 1"))
-        await until(lambda: "farm 1" in told, 30)
+        await until(lambda: "farm 1" in told, 60)
         await fabric.wan.cut("lab")
         await fabric.run("farm", lambda _: far.publish("farm 2"))
         await fabric.run("farm", lambda _: far.publish("elsewhere", change={"room": "2"}))
         await fabric.run("farm", lambda _: far.publish("farm 3", change={"room": "1"}))
         await fabric.run("lab", lambda _: near.publish("lab alone", change={"floor": 4}))
-        await until(lambda: "lab alone" in told, 30)
+        await until(lambda: "lab alone" in told, 60)
         assert "farm 2" not in told
         await fabric.wan.heal("lab")
         await until(lambda: "farm 3" in told, 60)
         await fabric.run("farm", lambda _: far.publish("farm 4"))
-        await until(lambda: "farm 4" in told, 30)
+        await until(lambda: "farm 4" in told, 60)
         listening.cancel()
     assert [line for line in told if "farm" in line] == [
         "Joined farm", "farm 1", "farm 2", "Left farm", "Joined farm", "farm 3", "farm 4",

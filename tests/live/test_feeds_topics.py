@@ -15,7 +15,7 @@ QUERY = 'kind = "temp"'
 async def payloads(found: QuerySubscription, count: int) -> list[str]:
     """The payloads of the next events."""
     taken: list[str] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(taken) < count:
             item = await anext(found)
             if isinstance(item, Received):

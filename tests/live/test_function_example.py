@@ -181,8 +181,7 @@ async def test_the_example_predicts_and_draws(tmp_path: Path) -> None:
     assert process.returncode == 0, output
     assert "288 pairs to learn from" in output
     assert re.search(r"smoothing takes \d+ % off the error", output), output
-    # The run's errors are those of the functions one event at a time. The copy of the models at the
-    # farm may be a pair or two behind when the first predictions are made.
+    # The run's errors are those of the functions one event at a time.
     row = re.search(r"all +│ +288 │ +([\d.]+) │ +([\d.]+) │ +([\d.]+) │ +([\d.]+) ", output)
     assert row, output
     world = weather.make(2, 15)

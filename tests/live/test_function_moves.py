@@ -192,7 +192,7 @@ async def test_outputs_wait_for_a_topic_whose_home_is_away(tmp_path: Path) -> No
                         await holds(client, 100)
                         await fabric.crash("lab")
                     await publisher.send(str(number), key=f"k{number % KEYS}")
-            assert "lab" in (await one.is_in("waiting")).error
+            await one.is_in("waiting", error="lab")
             await fabric.start("lab")
             assert await holds(client, 300) == expected(300)
             await one.is_in("running", handled=300)

@@ -10,6 +10,7 @@ import wasmtime
 
 from skerry.errors import FunctionBroken
 from skerry.functions.frames import Done, Published, Result
+from tests.conftest import until
 from tests.live.function_lanes import MB, Bench
 
 HEAD = """
@@ -104,6 +105,7 @@ async def test_what_it_logs(tmp_path: Path) -> None:
     code = module("(call $log (local.get $data) (local.get $length))")
     async with Bench(tmp_path, code, kind="wasm") as bench:
         await bench.run(b"one", b"two")
+        await until(lambda: len(bench.text) >= 2)  # text takes another way than results
         assert bench.text == ["one", "two"]
 
 

@@ -19,7 +19,7 @@ from skerry import Client, errors
 from skerry.functions.deploying import make_topics
 from skerry.functions.registry import Known
 from skerry.functions.site import Functions
-from skerry.model.functions import REGISTRY, Function, journal_of
+from skerry.model.functions import REGISTRY, Function, Version, journal_of
 from skerry.testing import LocalFabric, LocalSite
 from tests.conftest import until
 from tests.functions.kills import Options
@@ -51,6 +51,7 @@ async def test_clients_cannot_write_below_functions(site: LocalSite, user: str) 
             "s.local.7.functions.journals.x.y.w",
         ):
             assert await client.is_denied(subject), subject
+        client.denials.clear()  # or what was denied above would do
         await client.client.publish("p.functions.registry.spec.x", b"{}")
         assert "functions.registry.spec.x" in await client._answers()
         assert not await client.is_denied("s.local.0.other.functions.x")
@@ -152,6 +153,29 @@ async def is_running_at(client: Client, site: str, log: str = "in", name: str = 
         each.site == site and each.running.log == log and each.running.state == "running"
         for each in found.running
     )
+
+
+async def runs_only_at(client: Client, site: str) -> None:
+    """Wait until `count` is said to run at this site, and nowhere else."""
+
+    async def said() -> bool:
+        running = (await client.function("count")).running
+        return [(each.site, each.running.state) for each in running] == [(site, "running")]
+
+    await until(said, 60)
+
+
+async def reaches_version(client: Client, name: str, number: int) -> Version:
+    """Wait until a site knows the version, and it runs: what is published from then on is not
+    handled by one before it. Returns the newest that the site knows."""
+
+    async def runs() -> bool:
+        found = await client.function(name)
+        running = [each.running.version for each in found.running]
+        return found.function.current.number >= number and min(running, default=0) >= number
+
+    await until(runs, 60)
+    return (await client.function(name)).function.current
 
 
 async def test_what_was_asked_of_a_removed_function_is_not_asked_of_the_next(
@@ -284,9 +308,8 @@ async def test_a_function_follows_its_topic_when_that_moves(count: Path) -> None
             await until(lambda: is_running_at(admin, "lab"), 60)
             await load.go_on(50)
         check(await wait_for_results(admin, load.count), load)
-        info = await admin.function("count")
-        assert info.logs == {"in": "lab"}
-        assert [each.site for each in info.running] == ["lab"]
+        await runs_only_at(admin, "lab")
+        assert (await admin.function("count")).logs == {"in": "lab"}
 
         def journal_came() -> bool:
             log = part(fabric["lab"]).places.log(journal_of("count", "in"))
@@ -320,9 +343,8 @@ async def test_a_pinned_function_stays(count: Path) -> None:
         await admin.move_topic("in", "lab")
         await admin.publish("in", "b")
         assert await wait_for_results(admin, 2) == ["1 a", "2 b"]
-        info = await admin.function("count")
-        assert info.logs == {"in": "hub"}
-        assert [each.site for each in info.running] == ["hub"]
+        await runs_only_at(admin, "hub")
+        assert (await admin.function("count")).logs == {"in": "hub"}
         with pytest.raises(errors.UnknownSite):
             await admin.deploy_function(count, topic="in", site="moon")
 
@@ -359,13 +381,14 @@ async def test_of_two_who_deploy_at_once_from_two_sites_one_is_told(tmp_path: Pa
             assert len(failed) < 2
             for each in failed:
                 assert "skerry function show both" in each.advice
-            newest = (await farm.function("both")).function.current
-            assert newest.number == before + 2 - len(failed)
+            expected = before + 2 - len(failed)
+            newest = await reaches_version(farm, "both", expected)
+            assert newest.number == expected
             # Nothing mixes: the code of one comes with the settings of the same one.
             code = {0: None, 1: "farm", 2: "lab"}[newest.settings.retries % 3]
+            known = await farm.latest_index("out")
             await farm.publish("in", "x")
-            last = await wait_for_results(farm, await farm.latest_index("out") + 1)
-            assert last[-1] == code
+            assert (await wait_for_results(farm, known + 1))[-1] == code
             await farm.deploy_function(files[0], topic="in")
         assert conflicts
 
@@ -377,11 +400,15 @@ async def test_a_site_that_joins_knows_the_functions(count: Path) -> None:
         await admin.deploy_function(count, topic="in", env={"MARK": "!"})
         await fabric.add("late")
         async with fabric.connect("late", "admin") as late:
-            assert [each.name for each in await late.functions()] == ["count"]
+
+            async def known() -> bool:
+                return [each.name for each in await late.functions()] == ["count"]
+
+            await until(known, 60)
             await late.create_topic("in")  # at home there
             await late.publish("in", "a")
             assert await wait_for_results(late, 1) == ["1 a!"]  # it fetched the variables
-            assert await is_running_at(late, "late")
+            await until(lambda: is_running_at(late, "late"), 60)
 
 
 @pytest.mark.slow
@@ -396,8 +423,7 @@ async def test_a_site_that_is_cut_off_goes_on_with_what_it_knows(count: Path) ->
             await fabric.stop(other)
         await admin.publish("in", "b")
         assert await wait_for_results(admin, 2) == ["1 a", "2 b"]
-        info = await admin.function("count")
-        assert info.state == "running"
+        await until(lambda: is_running_at(admin, "farm"), 60)
         with pytest.raises(errors.Unavailable):
             await asyncio.wait_for(admin.pause_function("count"), 100)
 

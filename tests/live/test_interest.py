@@ -14,7 +14,7 @@ from tests.live.test_plain import Device, browser, flushed, nats_client
 from tests.live.test_replicas import stream_at
 
 SITES = ["hub", "farm", "lab"]
-LIFE = 2.0
+LIFE = 3.0
 """Seconds after which a copy is removed that nobody wants."""
 
 
@@ -61,11 +61,11 @@ async def test_an_mqtt_subscriber_gets_a_copy_and_what_is_new(fabric: LocalFabri
         await publish_all(client, "one", "two")
         await until(lambda: len(reader.received) >= 2)
         wanted = wanted_at(fabric, "lab", "sensors")
-        await until(lambda: wanted_at(fabric, "lab", "sensors") > wanted + 2 * LIFE)
+        await until(lambda: wanted_at(fabric, "lab", "sensors") > wanted + 2 * LIFE, 60)
         await publish_all(client, "three")
-        await until(lambda: len(reader.received) >= 3)
+        await until(lambda: len(reader.received) >= 3, 60)
         assert reader.received == [("t/sensors/roof", text) for text in (b"one", b"two", b"three")]
-    await until(lambda: not has_copy(fabric, "lab", "sensors"), 30)
+    await until(lambda: not has_copy(fabric, "lab", "sensors"), 60)
     assert not has_copy(fabric, "hub", "sensors")
 
 

@@ -62,6 +62,8 @@ class Device:
         self.granted: list[int] = []
         """What the last subscription was granted: a QoS, or 128 for none."""
         self.up = threading.Event()
+        self.losses = 0
+        """How often the connection was lost."""
         self._client = mqtt.Client(
             CallbackAPIVersion.VERSION2, client_id=name, clean_session=not persistent
         )
@@ -69,7 +71,7 @@ class Device:
         self._client.username_pw_set(address.user, address.password)
         self._client.reconnect_delay_set(min_delay=1, max_delay=1)
         self._client.on_connect = self._on_connect
-        self._client.on_disconnect = lambda *_: self.up.clear()
+        self._client.on_disconnect = self._on_disconnect
         self._client.on_message = self._on_message
         self._client.on_subscribe = self._on_subscribe
         self._port = site.site.ports.mqtt or 0
@@ -99,6 +101,10 @@ class Device:
     def _on_connect(self, client: Any, userdata: Any, flags: Any, code: Any, _: Any) -> None:
         assert not code.is_failure, code
         self.up.set()
+
+    def _on_disconnect(self, *_: Any) -> None:
+        self.up.clear()
+        self.losses += 1
 
     def _on_subscribe(self, client: Any, userdata: Any, number: Any, codes: Any, _: Any) -> None:
         self.granted = [code.value for code in codes]

@@ -31,7 +31,7 @@ needs_wan = pytest.mark.skipif(
 )
 
 SITES = ("hub", "farm", "lab")
-IDLE = 1.0
+IDLE = 3.0
 """Seconds after which links and copies go that nobody uses, where a test waits for that."""
 
 
@@ -139,6 +139,21 @@ async def test_the_home_is_at_the_client_s_site_or_where_it_is_asked_for(
         assert await last_at(fabric["hub"], "next") == 0
 
 
+async def test_a_site_that_is_a_moment_from_being_heard_is_waited_for(fabric: LocalFabric) -> None:
+    """Though it is known: one that has just joined, or is just back."""
+    part = fabric.agent("hub").fabric
+    assert part is not None
+    async with fabric.connect("farm", "admin") as admin:
+        part.links.up.discard("lab")  # until its next heartbeat
+        assert (await admin.create_topic("t", home="lab")).home == "lab"
+        part.links.up.discard("lab")
+        assert (await admin.move_topic("t", "farm")).home == "farm"
+        part.links.up.discard("lab")
+        assert set((await admin.set_topic("t", replicas=2)).replicas) == {"hub", "lab"}
+        part.links.up.discard("lab")
+        assert (await admin.move_topic("t", "lab")).home == "lab"
+
+
 @pytest.mark.parametrize(
     ("spread", "expected"),
     [("lab", ["lab"]), ("hub,lab", ["hub", "lab"]), (["lab", "hub"], ["lab", "hub"])],
@@ -165,8 +180,10 @@ async def test_replicas_are_near_the_home_or_far_from_it_as_asked(
 ) -> None:
     monkeypatch.setattr("skerry.fabric.fabric.PRESENCE", 1.0)  # how often a site tells distances
     async with WanFabric(["hub", "near", "far", "middle"], delay=0.01) as fabric:
+        # So far apart that what a busy machine adds makes no difference.
         await fabric.wan.move("near", {"hub": 0.001})
-        await fabric.wan.move("far", {"hub": 0.04, "near": 0.04, "middle": 0.04})
+        await fabric.wan.move("middle", {"hub": 0.06, "near": 0.06})
+        await fabric.wan.move("far", {"hub": 0.15, "near": 0.15, "middle": 0.15})
         hub = fabric.sites["hub"].site.fabric
         assert hub is not None
         store = hub.store
@@ -175,11 +192,11 @@ async def test_replicas_are_near_the_home_or_far_from_it_as_asked(
             presence = store.get(up_key(site), Presence)
             return presence.rtt.get(peer, 0.0) if presence else 0.0
 
-        await until(lambda: 0 < distance("near") < 0.015 < distance("middle") < 0.07, 40)
-        await until(lambda: distance("far") > 0.07, 40)
+        await until(lambda: 0 < distance("near") < 0.06 < distance("middle") < 0.21, 40)
+        await until(lambda: distance("far") > 0.21, 40)
         for peer in ("near", "middle"):
-            await until(lambda peer=peer: distance("far", peer) > 0.07, 40)  # type: ignore[misc]
-            await until(lambda peer=peer: distance(peer, "far") > 0.07, 40)  # type: ignore[misc]
+            await until(lambda peer=peer: distance("far", peer) > 0.21, 40)  # type: ignore[misc]
+            await until(lambda peer=peer: distance(peer, "far") > 0.21, 40)  # type: ignore[misc]
 
         async def make(client: Client) -> None:
             near = await client.create_topic("near", replicas=1, spread="colocated")
@@ -295,8 +312,8 @@ async def test_a_copy_that_nobody_reads_goes_and_comes_again() -> None:
             got = [bytes(event.data).decode() async for event in reader.read("t")]
             assert got == numbers(10 + round_)
             assert await last_at(fabric["lab"], "t") == 10 + round_
-            await until(is_gone)
-            await until(is_unlinked)
+            await until(is_gone, 60)
+            await until(is_unlinked, 60)
             await writer.publish("t", str(10 + round_))
         async with reader.subscribe("t", from_index=1) as events:
             assert payloads(await take(events, 12)) == numbers(12)
@@ -321,7 +338,7 @@ async def test_a_copy_stays_while_somebody_subscribes() -> None:
                 async def is_gone() -> bool:
                     return await last_at(fabric["lab"], "other") == -1
 
-                await until(is_gone)
+                await until(is_gone, 60)
             assert await last_at(fabric["lab"], "kept") == 1
             await writer.publish("kept", "1")
             assert payloads(await take(events, 1)) == ["1"]
@@ -448,7 +465,8 @@ async def crossed(fabric: LocalFabric) -> Counter[str]:
 
 async def test_local_traffic_crosses_no_link() -> None:
     """Publishers and subscribers at one site: links carry what they do when idle."""
-    async with LocalFabric([*SITES, "field"]) as fabric, fabric.connect("farm") as client:
+    calm = LocalFabric([*SITES, "field"], silence=8.0, beat=2.0)  # heartbeats are few
+    async with calm as fabric, fabric.connect("farm") as client:
         await client.create_topic("t")
         size, count = 10_000, 2000
         async with client.subscribe("t") as live, client.subscribe("t", durable="d") as durable:
@@ -635,7 +653,11 @@ async def test_a_durable_subscription_moves_to_the_site_where_it_is_opened(
             place += 5
         async with fabric.connect("farm", "admin") as admin:
             jetstream = JetStream(admin._open.connection)
-            assert await jetstream.consumer(stream_of("t"), "d") is None
+
+            async def is_gone() -> bool:
+                return await jetstream.consumer(stream_of("t"), "d") is None
+
+            await until(is_gone)
 
 
 async def test_a_durable_subscription_goes_on_after_its_site_s_copy_was_rebuilt(
@@ -746,7 +768,7 @@ async def test_a_deleted_topic_is_gone_everywhere(fabric: LocalFabric) -> None:
         await fabric.start("lab")
         await until(lambda: is_gone("lab"))
         assert await admin.topics() == []
-        assert copies_of(fabric, "t") == {}
+        await until(lambda: copies_of(fabric, "t") == {})
         async with fabric.connect("lab") as client:
             with refused(UnknownTopic, "t"):
                 await client.publish("t", "x")
@@ -768,9 +790,12 @@ async def test_a_topic_made_anew_while_a_replica_was_away_is_the_new_one_there(
                 await admin.delete_topic("t")
         await fabric.start("lab")
 
-        async def is_new() -> bool:
-            return await log_at(fabric["lab"], "t") == await log_at(fabric["farm"], "t")
-
-        await until(is_new)
+        await until(lambda: _is_new(fabric))
+        assert await log_at(fabric["lab"], "t") == await log_at(fabric["farm"], "t")
         assert await admin.publish("t", "last", ack="quorum") == 11
         assert (await log_at(fabric["lab"], "t"))[-1] == (11, b"last")
+
+
+async def _is_new(fabric: LocalFabric) -> bool:
+    """Whether lab has the second topic's log: the first one's is longer, and goes before."""
+    return await last_at(fabric["lab"], "t") == 10

@@ -53,7 +53,7 @@ class Program:
     async def prints(self, *words: str) -> None:
         """Wait for the next line; it must hold these words."""
         assert self.process.stdout is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             line = (await self.process.stdout.readline()).decode()
         assert [word for word in words if word not in line] == [], line
 
@@ -72,7 +72,7 @@ async def program(
         yield Program(process)
         assert process.stdin is not None
         process.stdin.close()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await process.wait() == 0
     finally:
         if process.returncode is None:
@@ -88,7 +88,7 @@ async def test_the_program(site: LocalSite, client: Client) -> None:
     room = 'Room = "410"'
     async with client.query(room) as found:
         async with program(site, "one", room, {"Room": "410"}) as one:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 own = (await anext(found)).feed.id
             await one.prints("joined", own, '"410"')
             await one.type("21.5")

@@ -249,11 +249,11 @@ async def test_reading_goes_on_while_the_origin_is_away(fabric: LocalFabric) -> 
 async def test_a_write_while_the_origin_is_away_is_refused(
     fabric: LocalFabric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directory, "WRITE_TIME", 0.5)
     farm = store_of(fabric, "farm")
     await farm.put("x.a", 1)
     await until(lambda: everywhere(fabric, "x.a", 1))
     await fabric.stop("hub")
+    monkeypatch.setattr(directory, "WRITE_TIME", 0.5)
     with refused(errors.Unavailable, "hub", "x.a"):
         await farm.put("x.a", 2)
     with refused(errors.Unavailable, "hub", "x.a"):
@@ -348,7 +348,7 @@ async def test_presence_expires_and_comes_back(monkeypatch: pytest.MonkeyPatch) 
         assert first is not None
         assert again is not None
         assert again.since > first.since
-        assert presence("lab", "hub")
+        await until(lambda: presence("lab", "hub") is not None)
 
 
 async def test_presence_outlasts_a_restart_of_the_origin(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,7 +382,7 @@ async def test_thousands_of_keys_are_read_at_once(fabric: LocalFabric) -> None:
     await asyncio.gather(*map(put, range(count)))
     wanted = hub.all("x.", object)
     assert len(wanted) == count
-    await until(lambda: farm.all("x.", object) == wanted)
+    await until(lambda: farm.all("x.", object) == wanted, 60)
     await fabric.stop("lab")
     await hub.delete("x.7")
     del wanted["7"]
@@ -390,7 +390,7 @@ async def test_thousands_of_keys_are_read_at_once(fabric: LocalFabric) -> None:
     await fabric.start("lab")
     barn: Any = await fabric.add("barn")
     for part in (barn.site.fabric, part_of(fabric, "lab"), part_of(fabric, "farm")):
-        await until(lambda part=part: part.store.all("x.", object) == wanted)  # type: ignore[misc]
+        await until(lambda part=part: part.store.all("x.", object) == wanted, 60)  # type: ignore[misc]
 
 
 # A site that starts

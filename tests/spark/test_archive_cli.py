@@ -165,15 +165,15 @@ async def test_a_replay_keeps_the_distances_and_shows_how_far_it_is(
     replay = ("archive", "replay", folder, "--topic", "s/a", "--to", "r")
 
     def watch() -> int:
-        with Terminal(site.data, *replay, "--speed", "20") as terminal:
+        with Terminal(site.data, *replay, "--speed", "8") as terminal:
             terminal.wait_for("/40")
             return terminal.wait()
 
     assert await asyncio.to_thread(watch) == 0
     times = [event.time async for event in client.read("r")]
     assert len(times) == 40
-    # 39 s at 20 times the speed: never faster.
-    assert (times[-1] - times[0]).total_seconds() > 1.8
+    # 39 s at 8 times the speed: never faster, but for what the first one was late.
+    assert (times[-1] - times[0]).total_seconds() > 3.9
     with running(site.data, tmp_path / "replay", *replay, "--id", "x") as slow:
 
         async def begun() -> None:

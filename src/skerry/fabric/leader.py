@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Iterable
 
 import msgspec
 
@@ -126,8 +127,9 @@ class Leader:
                 check_same(name, known.settings, settings)
                 return known
             check_overlap(name, self.entries())
+            best = [site for site in settings.prefer if site not in self.dead][:1]
+            await self._wait_for_sites(settings.replicas + 1, best)
             home = self._choose_home(settings, request.site)
-            await self._wait_for_sites(settings.replicas + 1)
             members = self._choose_members(home, settings)
             # Beyond any epoch that a deleted topic of this name had: a site that was away must see
             # that its log is not this one's.
@@ -149,13 +151,19 @@ class Leader:
         await self._settle_all(entry)
         return entry
 
-    async def _wait_for_sites(self, count: int) -> None:
-        """Sites that have just joined, or are just back, may be a moment from being heard."""
+    async def _wait_for_sites(self, count: int, named: Iterable[str] = ()) -> None:
+        """Sites that have just joined, or are just back, may be a moment from being heard. Wait for
+        so many, and for those that are named, unless they are lost."""
         deadline = asyncio.get_running_loop().time() + ARRIVAL
         known = [name for name, record in self.sites().items() if not record.draining]
-        while sum(map(self.is_there, known)) < min(count, len(known)):
-            if asyncio.get_running_loop().time() > deadline:
-                return
+        awaited = set(named) & set(known)
+
+        def are_there() -> bool:
+            return sum(map(self.is_there, known)) >= min(count, len(known)) and all(
+                site in self.dead or self.is_there(site) for site in awaited
+            )
+
+        while not are_there() and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
 
     def _choose_home(self, settings: TopicSettings, asked_from: str) -> str:
@@ -185,10 +193,12 @@ class Leader:
 
     async def change(self, request: CreateRequest) -> TopicEntry:
         """Change settings of a topic; the number of replicas as well."""
+        if {"replicas", "spread"} & request.settings.keys():
+            settings = _changed(self._entry(request.name), request)
+            await self._wait_for_sites(settings.replicas + 1)
         for _ in range(5):
             entry = self._entry(request.name)
-            whole = {**msgspec.to_builtins(entry.settings), **request.settings}
-            settings = settings_of(entry.name, whole).check()
+            settings = _changed(entry, request)
             for site in settings.prefer:
                 self._check_site(site)
             members = entry.members
@@ -231,6 +241,9 @@ class Leader:
                     f"{entry.home}"
                 )
             to = request.to or entry.home
+            new = set(members_after(entry.members, to, request.members)) - {*entry.members}
+            await self._wait_for_sites(0, {entry.home, to, *new})
+            entry = self._entry(request.name)
             record = self._check_site(to)
             members = members_after(entry.members, to, request.members)
             for site in members:
@@ -444,3 +457,9 @@ class Leader:
                 await self._settle_at(site, entry)
 
         await asyncio.gather(*(settle(site) for site in entry.members if self.is_there(site)))
+
+
+def _changed(entry: TopicEntry, request: CreateRequest) -> TopicSettings:
+    """The settings of a topic once what is asked for is changed."""
+    whole = {**msgspec.to_builtins(entry.settings), **request.settings}
+    return settings_of(entry.name, whole).check()
