@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import random
+import sys
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -33,6 +35,8 @@ PATIENCE = 120.0
 """Seconds after which what is waited for has failed."""
 SURE = 0.1
 """The share by which round trips as sites estimate them may be wrong when it begins."""
+TURN = 0.0005
+"""Seconds that a thread has the interpreter while others want it."""
 BEAT = 0.02
 """Seconds between two looks whether the machine is held up."""
 KEPT = 1000
@@ -208,13 +212,19 @@ async def running_world(world: World, say: Say, seed: int) -> AsyncIterator[WanF
 @contextlib.contextmanager
 def _machines_of_their_own() -> Iterator[None]:
     """Have each site take its machine, which it shares with all others, for one that has little to
-    do: else all would be overloaded at once, and no topic could go anywhere."""
+    do: else all would be overloaded at once, and no topic could go anywhere. And have threads take
+    turns more often than every 5 ms, for which sites would wait for each other on an event's way,
+    and none collect garbage, for which all would stand still."""
     reading = Reading((4.0, 8e9, 1e9, 1e12, float("inf")), (0.1, 1e8, 0.0, 1e9, 0.0))
-    real = Gauge.read
+    real, turn = Gauge.read, sys.getswitchinterval()
     Gauge.read = lambda *_: reading  # type: ignore[method-assign]
+    sys.setswitchinterval(TURN)
+    gc.disable()
     try:
         yield
     finally:
+        gc.enable()
+        sys.setswitchinterval(turn)
         Gauge.read = real  # type: ignore[method-assign]
 
 
@@ -257,7 +267,7 @@ async def play(
                 seats[name].want(part)
             if step == 0:
                 await asyncio.gather(*(seat.settled() for seat in seats.values()))
-                await fabric.run(hub, partial(_set_mode, mode))
+                await fabric.run(hub, partial(_set_mode, mode, world.margin))
                 began, wall = time.monotonic(), time.time()
             await asyncio.sleep(began + (step + 1) * STEP - time.monotonic())
             for seat in seats.values():
@@ -274,9 +284,9 @@ async def play(
     return _measured(world, heard, began, steps, reports)
 
 
-async def _set_mode(mode: Mode, site: LocalSite) -> None:
+async def _set_mode(mode: Mode, margin: float, site: LocalSite) -> None:
     async with site.connect("admin") as admin:
-        await admin.set_placement(mode)
+        await admin.set_placement(mode, margin=margin)
 
 
 async def _moves_since(wall: float, site: LocalSite) -> list[tuple[float, MoveReport]]:

@@ -69,7 +69,7 @@ def draw(
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.2)
     if panels[0].labels:
-        axes[0, 0].legend(frameon=False, fontsize=8, loc="center right", ncols=2)
+        axes[0, 0].legend(frameon=False, fontsize=8, loc="upper right", ncols=2)
     for axis in axes[-1]:
         axis.set_xlabel("seconds")
     for axis in axes[:, 0]:

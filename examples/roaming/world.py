@@ -50,6 +50,8 @@ class World(Scenario, Protocol):
     """A site beside the others that coordinates; None: the first of them does."""
     hub_delay: float
     """ms one way."""
+    margin: float
+    """Share of the bound by which topics are to stay below it; see `PolicySettings`."""
 
     def parts(self) -> dict[str, Part]:
         """What each client does now, by name."""

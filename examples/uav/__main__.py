@@ -25,6 +25,7 @@ import numpy as np
 
 from examples.roaming.command import main
 from examples.roaming.world import Line, Panel, Part, site_of
+from skerry.placement import PolicySettings
 from skerry.sim.roaming_scenarios import Uav
 
 
@@ -33,6 +34,7 @@ class Swarms(Uav):
 
     hub: str | None = "cloud"
     hub_delay = 40.0
+    margin = PolicySettings().margin
 
     def parts(self) -> dict[str, Part]:
         """What each drone does: all of a swarm are in one zone."""
