@@ -14,10 +14,12 @@ from nats.aio.client import Client as NATS
 from nats.aio.msg import Msg
 
 from skerry import Client
+from skerry.engine.wire import Connection
 from skerry.feeds.simple import WAITING
 from skerry.feeds.simple_held import QUERIES
 from skerry.model.feeds import MAX_KEYS, Received
 from skerry.model.simple import MAX_REQUEST
+from skerry.site import Site
 from skerry.testing import LocalFabric, LocalSite
 from tests.conftest import until
 from tests.live.test_feeds import take
@@ -450,6 +452,21 @@ async def test_bad_requests_are_answered_with_what_is_wrong(site: LocalSite, how
             assert answer["error"]["kind"].startswith("Bad"), (name, answer)
             assert len(str(answer)) < 1000, name
             print(f"{name}: {answer['error']}")
+        assert await me.ask("renew") == {"feeds": [], "queries": []}
+
+
+async def test_what_is_asked_as_soon_as_a_site_is_up_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where the agent is slow to connect the service: nobody keeps a request for it."""
+    connect = Site._connect_again
+
+    async def slowly(self: Site, name: str = "feeds") -> Connection:
+        await asyncio.sleep(0.5)
+        return await connect(self, name)
+
+    monkeypatch.setattr(Site, "_connect_again", slowly)
+    async with LocalSite() as site, simple(site) as me:
         assert await me.ask("renew") == {"feeds": [], "queries": []}
 
 

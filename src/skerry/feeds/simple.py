@@ -67,6 +67,8 @@ LOOK = 1.0
 """Seconds between looks at who is silent."""
 AGAIN = 0.5
 """Seconds before a connection that could not be made is tried again."""
+START = 2.0
+"""Seconds that a site waits for this service when it starts."""
 
 
 class SimpleClients(Listener):
@@ -80,15 +82,20 @@ class SimpleClients(Listener):
         self._feeds = feeds
         self._connect = connect
         self._connection: Connection | None = None
+        self._serves = asyncio.Event()
         self._routes: Routes | None = None
         self._publishers: dict[str, Publisher] = {}
         self._waiting: dict[str, deque[bytes]] = {}
         self._bytes = 0
         self._tasks = Tasks("the service of simple clients")
 
-    def start(self) -> None:
-        """Begin to serve."""
+    async def start(self) -> None:
+        """Begin to serve. A request that nobody takes is lost, and its client waits for ever; so
+        this returns when requests are taken, unless the engine keeps us waiting."""
         self._tasks.spawn(self._run())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(START):
+                await self._serves.wait()
 
     async def close(self) -> None:
         """Stop; what clients hold expires, or is asked for again."""
@@ -114,6 +121,9 @@ class SimpleClients(Listener):
         self._routes = Routes(JetStream(connection))
         connection.listen(self)
         connection.subscribe(REQUESTS + "*", self._on_request)
+        with contextlib.suppress(SkerryError, Down, TimeoutError):
+            await JetStream(connection).call("INFO")  # behind what was said before it
+        self._serves.set()
         while True:
             await asyncio.sleep(LOOK)
             self.held.look()

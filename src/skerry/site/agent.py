@@ -241,7 +241,7 @@ class Site:
             await self.fabric.start(self._control, streams)
             self.placement.start()
         self._feeds.start()
-        self._simple.start()
+        await self._simple.start()
         self.functions.start()
         if self._engine is not None:
             self._watches = [
