@@ -33,6 +33,7 @@ class FewPlayers(LivePlayers):
     NAMES: tuple[str, ...] = ("New York", "Los Angeles", "Seattle")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [FewSwarms, FewPlayers])
 async def test_topics_follow_their_clients(kind: Callable[[int], World], tmp_path: Path) -> None:
     """ePulsar, section 5.8: topics leave the homes that they began at where those are too far away,

@@ -9,7 +9,7 @@ import pytest
 from tests.spark.archive_long import check
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 async def test_rows_are_exact_whatever_is_killed(tmp_path: Path) -> None:
     figures = await check(events=6_000, kills=2, seed=4, out=tmp_path)

@@ -7,7 +7,7 @@ import pytest
 from tests.spark.kills import Campaign, Options
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 async def test_totals_are_exact_whatever_is_killed() -> None:
     """A short campaign; `python -m tests.spark.kills` runs the long one."""

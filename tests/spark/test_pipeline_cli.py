@@ -89,7 +89,7 @@ def listed(data: Path, *more: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_run_goes_on_where_it_was(
     data: Path, client: SyncClient, file: str, tmp_path: Path

@@ -38,7 +38,7 @@ async def round_trip(client: Client, site: LocalSite, folder: Path, kind: str, u
     return out.decode()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 async def test_a_standalone_cluster_with_two_workers(
     client: Client, site: LocalSite, tmp_path: Path
