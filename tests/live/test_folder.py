@@ -19,6 +19,7 @@ import pytest
 from skerry import Client, connect, errors
 from skerry.engine import folder as folder_module
 from skerry.engine.binary import find_binary
+from skerry.engine.checksum import checksum_of
 from skerry.testing import LocalSite
 from tests.conftest import until
 from tests.live.faults import is_root, is_running, killed, refused, site_process, unused_port
@@ -339,6 +340,31 @@ async def test_a_topic_whose_description_is_damaged_is_named(used: Path, garbage
     await check_kept(used)
 
 
+async def test_a_description_written_as_the_engine_was_killed_is_mended(used: Path) -> None:
+    """The engine writes a stream's description, then its checksum; killed in between, it leaves the
+    whole log out at its next start."""
+    [file] = used.glob("jetstream/*/streams/t~kept/meta.inf")
+    checksum = file.with_name("meta.sum")
+    before = checksum.read_text()
+    assert checksum_of("t~kept", file.read_bytes()) == before
+    file.write_bytes(
+        file.read_bytes().replace(b'"skerry.home":', b'"skerry.seen":"1","skerry.home":')
+    )
+    assert checksum_of("t~kept", file.read_bytes()) != before
+    await check_kept(used)
+    assert checksum.read_text() != before
+
+
+async def test_a_description_that_does_not_fit_its_newer_checksum_is_damaged(used: Path) -> None:
+    """What was not cut short by a crash is not mended, but named."""
+    [file] = used.glob("jetstream/*/streams/t~kept/meta.inf")
+    file.write_bytes(file.read_bytes().replace(b'"skerry.home":', b'"skerry.hame":'))
+    then = file.stat().st_mtime - 5
+    os.utime(file, (then, then))
+    with refused(errors.FolderCorrupt, "kept", file.parent):
+        await start(used)
+
+
 async def test_half_written_files_do_no_harm(used: Path) -> None:
     for name in ("engine.json", "site.json", "credentials/sdk.json", "credentials/admin.json"):
         (used / f"{name}.new").write_text('{"half')
@@ -349,6 +375,7 @@ async def test_a_topic_whose_creation_was_cut_short_can_be_created(used: Path) -
     """The engine makes the folder first and describes the stream in it then."""
     [kept] = used.glob("jetstream/*/streams/t~kept")
     (kept.parent / "t~half" / "msgs").mkdir(parents=True)
+    (kept.parent / "t~half" / "meta.inf").write_bytes((kept / "meta.inf").read_bytes())
     async with LocalSite(data=used) as site, site.connect() as client:
         assert [topic.name for topic in await client.topics()] == ["kept"]
         await client.create_topic("half")

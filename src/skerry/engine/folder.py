@@ -105,10 +105,13 @@ class Folder:
             raise unwritable(self.path, error) from None
 
     def stored_streams(self) -> dict[str, Path]:
-        """The streams that have files here, and where. A folder without its description is what
-        a creation leaves behind that was cut short; nobody was told of that stream."""
-        files = self.path.glob("jetstream/*/streams/*/meta.inf")
-        return {file.parent.name: file.parent for file in files}
+        """The streams that have files here, and where. A folder without its description, or without
+        that one's checksum, which is written last, is what a creation leaves behind that was cut
+        short; nobody was told of that stream."""
+        files = self.path.glob("jetstream/*/streams/*/meta.sum")
+        return {
+            file.parent.name: file.parent for file in files if (file.parent / "meta.inf").exists()
+        }
 
     def _check_site(self, engine: Version) -> None:
         file = self.path / "site.json"

@@ -22,6 +22,7 @@ import sys
 from collections import deque
 from pathlib import Path
 
+from skerry.engine.checksum import mend
 from skerry.engine.folder import Folder, unwritable
 from skerry.engine.wire import Listener
 from skerry.errors import EngineFailed, PortTaken, SkerryError
@@ -185,6 +186,7 @@ class Engine(Listener):
         except OSError as error:
             raise unwritable(self._folder.path, error) from None
         self._log_start = os.fstat(out).st_size
+        mend(self._folder.path / "jetstream")
         parent = os.getpid()
 
         def die_with_parent() -> None:  # runs in the child, between fork and exec
