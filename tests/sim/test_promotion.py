@@ -131,10 +131,15 @@ def discard_by_read_quorum(mine: State, members: Sequence[str], states: Iterable
     return len(above) >= min(read_quorum(len(members)), len(others))
 
 
-def discard_the_promised(self: Copy, epoch: int) -> bool:
+def discard_the_promised(self: Copy, epoch: int, keep: bool = False) -> bool:
     """Throw a copy away that an election counts on."""
     self.label = self.root = self.last = self.following = 0
     return True
+
+
+def forget_the_reserve(self: Copy) -> State:
+    """Tell of the fresh copy, although a log was put aside for it."""
+    return State(self.site, self.label, self.last, self.root)
 
 
 def forked_by_the_newest(root: int, last: int, lineage: Lineage) -> bool:
@@ -174,6 +179,7 @@ def stay_open_by_read_quorum(epoch: int, members: Sequence[str], sealed: Mapping
         (promotion, "may_discard", discard_at_once),
         (promotion, "may_discard", discard_by_read_quorum),
         (Copy, "rebuild", discard_the_promised),
+        (Copy, "state", forget_the_reserve),
         (promotion, "is_forked", forked_by_the_newest),
         (promotion, "confirmed", confirmed_by_any_epoch),
         (promotion, "may_cut_over", cut_over_by_read_quorum),

@@ -9,7 +9,8 @@ Theory of operation. The directory says of each topic where its home is and whic
                           a home            its subjects follow the epoch
     home is elsewhere     none              a copy is made, if we are a member or have readers
                           a copy            follows the new home, or is rebuilt if it forked
-                          a home            frozen, salvaged, and when safe replaced by a copy
+                          a home            frozen, salvaged, and replaced by a copy: when that is
+                                            safe, or at once if its log is put aside
 
 The marks of `skerry.model.promotion` are kept in the stream's metadata, written before they count.
 """
@@ -33,7 +34,7 @@ from skerry.fabric.links import Links
 from skerry.fabric.logs import Info, Logs
 from skerry.fabric.peers import Peers
 from skerry.fabric.replacement import Replacement
-from skerry.fabric.streams import Local, differs
+from skerry.fabric.streams import Local, differs, is_brought_back
 from skerry.fabric.tasks import Tasks
 from skerry.model.fabric import TopicEntry, topic_key
 from skerry.model.names import topic_of_stream
@@ -123,7 +124,7 @@ class Copies:
         for local in self.logs:
             entry = self.entry(local.name)
             if entry is None:
-                if local.is_ours:
+                if local.is_ours or local.copy.reserve is not None:
                     await self._forget(local)  # it was deleted while we were away
             elif self._is_shut(local, entry):
                 self._tasks.spawn(self._thaw(local.name, local.epoch))
@@ -212,9 +213,9 @@ class Copies:
         return self._state(local)
 
     def _state(self, local: Local) -> State:
-        copy = local.copy
+        state = local.copy.state()
         young = local.kind == "copy" and self._connection.now() < self.young_until
-        return State(self.site, copy.label, copy.last, copy.root, young)
+        return msgspec.structs.replace(state, young=state.young or young)
 
     def _root(self, name: str) -> int:
         local = self.logs.get(name)
@@ -322,9 +323,15 @@ class Copies:
 
     async def _settle(self, local: Local, entry: TopicEntry) -> None:
         info = await self.logs.look(local)
-        if local.is_ours and len(entry.lineage) == 1 and 0 < local.copy.root < entry.epoch:
-            # The log of a topic that was deleted while we were away; this one has its name.
-            await self._delete(local)
+        if info is not None and is_brought_back(info) and not local.copy.label:
+            await self._delete(local)  # the reserve still counts
+            info = None
+        reserve = local.copy.reserve
+        # The log of a topic that was deleted while we were away; this one has its name.
+        if local.is_ours and _is_another(entry, local.copy.root):
+            await self._discard(local)
+        elif reserve is not None and _is_another(entry, reserve.root):
+            await self.logs.drop_reserve(local)
         if entry.epoch < local.copy.sealed and entry.home != self.site:
             return  # we have promised a later one
         if entry.home == self.site:
@@ -338,8 +345,13 @@ class Copies:
             await self._keep_following(local, entry, info)
         elif self._is_needed(local, entry):
             await self._make_copy(local, entry)
+        self._replacement.release(local)
 
     async def _be_home(self, local: Local, entry: TopicEntry, info: Info | None) -> None:
+        by_reserve = local.copy.needs_reserve and entry.epoch >= local.copy.sealed
+        if by_reserve:
+            log.warning("%s is at home here now: bringing back its log", entry.name)
+            await self.logs.bring_back(local, entry)
         if local.kind == "" and entry.base > 0:
             raise FabricError(
                 f"site {self.site} is the home of {entry.name} and has lost its log",
@@ -368,11 +380,13 @@ class Copies:
             await self.logs.update(local, config)
         local.kind = "home"
         local.parent = ""
+        if by_reserve:
+            await self.logs.drop_reserve(local)
         await self.following.leave(local)
 
     async def _keep_following(self, local: Local, entry: TopicEntry, info: Info | None) -> None:
         if not self._is_needed(local, entry):
-            await self._delete(local)
+            await self._discard(local)
             return
         copy = local.copy
         if copy.following == entry.epoch and local.parent:
@@ -395,7 +409,7 @@ class Copies:
             self._tasks.spawn(self._catch_up(local, entry.epoch))
 
     async def _make_copy(self, local: Local, entry: TopicEntry) -> None:
-        local.copy = Copy(self.site)
+        local.copy = Copy(self.site, reserve=local.copy.reserve)
         local.copy.follow(entry.lineage)
         self.following.choose(local, entry)
         has_all = local.copy.label == entry.epoch
@@ -425,20 +439,29 @@ class Copies:
         if entry is not None and follows and local.copy.advance(last, entry.base):
             async with local.lock:
                 await self.logs.write_marks(local)
+            self._replacement.release(local)
 
     async def make_anew(self, local: Local, entry: TopicEntry) -> bool:
         """Delete a log that is not part of the history, and copy that if it is needed here;
         whether it is. For `Replacement`, which holds the lock."""
-        await self._delete(local)
         is_needed = self._is_needed(local, entry)
         if is_needed:
+            await self._delete(local)
             await self._make_copy(local, entry)
+        else:
+            await self._discard(local)
         return is_needed
 
     async def drop(self, local: Local) -> None:
         """Remove a copy for readers; the lock is held."""
-        await self._delete(local)
+        await self._discard(local)
         local.touched = 0.0
+
+    async def _discard(self, local: Local) -> None:
+        """Remove the log and what was put aside of it."""
+        if local.copy.reserve is not None:
+            await self.logs.drop_reserve(local)
+        await self._delete(local)
 
     async def _delete(self, local: Local) -> None:
         await self.logs.delete(local)
@@ -493,3 +516,8 @@ class Copies:
 
     def _is_needed(self, local: Local, entry: TopicEntry) -> bool:
         return self.site in entry.members or local.is_wanted
+
+
+def _is_another(entry: TopicEntry, root: int) -> bool:
+    """Whether a log of epoch `root` is that of an earlier topic of the same name."""
+    return len(entry.lineage) == 1 and 0 < root < entry.epoch

@@ -5,6 +5,7 @@ What they are to be is decided by `Copies`. Whoever changes a stream holds the l
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -12,9 +13,19 @@ from typing import Any
 from skerry.directory.store import Store
 from skerry.engine.jetstream import STREAM_NOT_FOUND, ApiError, JetStream
 from skerry.errors import FabricError
-from skerry.fabric.streams import MARKS, Local, copy_config, home_config, learn
+from skerry.fabric.streams import (
+    MARKS,
+    Local,
+    copy_config,
+    home_config,
+    learn,
+    reserve_config,
+    reserve_in,
+    restored_config,
+    whole,
+)
 from skerry.model.fabric import TopicEntry, topic_key
-from skerry.model.names import topic_of_stream
+from skerry.model.names import reserve_of, topic_of_reserve, topic_of_stream
 from skerry.model.promotion import Copy
 
 Info = dict[str, Any]
@@ -58,7 +69,13 @@ class Logs:
         """Learn what is here; forget what is gone and not wanted."""
         there: set[str] = set()
         for info in streams:
-            name = topic_of_stream(info["config"]["name"])
+            stream = info["config"]["name"]
+            if (owner := topic_of_reserve(stream)) is not None:
+                kept = self.of(owner)
+                if not kept.lock.locked():
+                    kept.copy.reserve = reserve_in(self.site, info)
+                continue
+            name = topic_of_stream(stream)
             if name is None:
                 continue
             there.add(name)
@@ -71,7 +88,7 @@ class Logs:
         for local in self:
             if local.name not in there and not local.lock.locked():
                 local.kind = ""
-                if not local.is_wanted and not local.is_busy:
+                if not local.is_wanted and not local.is_busy and local.copy.reserve is None:
                     del self._locals[local.name]
 
     async def info(self, local: Local) -> Info | None:
@@ -83,7 +100,7 @@ class Logs:
         info = await self.info(local)
         if info is None:
             local.kind = ""
-            local.copy = Copy(self.site)
+            local.copy = Copy(self.site, reserve=local.copy.reserve)
         else:
             learn(local, info, self._fabric)
         return info
@@ -152,9 +169,63 @@ class Logs:
         await self.measure(local)
 
     async def delete(self, local: Local) -> None:
-        """Remove the stream and all that it held."""
+        """Remove the stream and all that it held; a reserve stays."""
         with contextlib.suppress(ApiError):
             await self._jetstream.call(f"STREAM.DELETE.{local.stream}")
         local.kind = ""
         local.parent = ""
-        local.copy = Copy(self.site)
+        local.copy = Copy(self.site, reserve=local.copy.reserve)
+
+    # Reserves
+
+    async def put_aside(self, local: Local, entry: TopicEntry) -> None:
+        """Have a second stream here hold all that the log holds, and count for it."""
+        await self.measure(local)
+        name = reserve_of(local.name)
+        config = reserve_config(local, entry.settings, self._fabric)
+        await self.drop_reserve(local)
+        await self._jetstream.call(f"STREAM.CREATE.{name}", config)
+        await self._fill(local.stream, name)
+        # From now on it follows nobody, whatever becomes of the log.
+        del config["mirror"]
+        config["subjects"] = [f"_frozen.{name}"]
+        config["metadata"] |= whole(local)
+        info = await self._jetstream.call(f"STREAM.UPDATE.{name}", config)
+        local.copy.reserve = reserve_in(self.site, info)
+
+    async def bring_back(self, local: Local, entry: TopicEntry) -> None:
+        """Have the reserve as the log again; it stays until that is promoted."""
+        reserve = local.copy.reserve
+        assert reserve is not None
+        await self.delete(local)
+        config = restored_config(local, entry.settings, self._fabric)
+        await self._jetstream.call(f"STREAM.CREATE.{local.stream}", config)
+        await self._fill(reserve_of(local.name), local.stream)
+        if await self.measure(local) < reserve.last:
+            raise FabricError(
+                f"the log of {local.name} that was put aside ends before index {reserve.last}",
+                "Start the site that was the topic's home last.",
+            )
+        local.kind = "copy"
+        local.copy.restore()
+
+    async def _fill(self, origin: str, mirror: str) -> None:
+        """Wait until a mirror at this engine has what its origin has."""
+        while True:
+            wanted = await self._jetstream.call(f"STREAM.INFO.{origin}")
+            info = await self._jetstream.call(f"STREAM.INFO.{mirror}")
+            if info["state"]["messages"] >= wanted["state"]["messages"]:
+                return
+            await asyncio.sleep(0.01)
+
+    async def is_of_former_home(self, local: Local) -> bool:
+        """Whether the reserve was written by a home, not by one that followed it."""
+        info = await self._jetstream.stream(reserve_of(local.name))
+        marks = info["config"].get("metadata") or {} if info else {}
+        return marks.get("skerry.former") == "1"
+
+    async def drop_reserve(self, local: Local) -> None:
+        """Remove the log that was put aside."""
+        with contextlib.suppress(ApiError):
+            await self._jetstream.call(f"STREAM.DELETE.{reserve_of(local.name)}")
+        local.copy.reserve = None

@@ -103,7 +103,7 @@ class Moves:
                 state = await self._state(site, entry.name)
                 if state is None:  # it is just replacing a log of its own
                     await self._ask(site, "peer.prepare", wanted, timeout=SETTLE_TIME)
-                elif state.last >= home.last:
+                elif state.label == entry.epoch and state.last >= home.last:
                     behind.discard(site)
             if asyncio.get_running_loop().time() > deadline:
                 raise MoveFailed(f"{', '.join(sorted(behind))} did not get the log in time")

@@ -31,23 +31,23 @@ PATIENCE = 10.0
 
 
 async def salvage(
-    jetstream: JetStream, site: str, entry: TopicEntry, root: int, fork: int, last: int
+    jetstream: JetStream, site: str, entry: TopicEntry, stream: str, root: int, fork: int, last: int
 ) -> int:
-    """Publish the events of this site's log from behind `fork` to `last` that the new home lacks;
-    return how many they were."""
+    """Publish the events of this site's `stream` from behind `fork` to `last` that the new home
+    lacks; return how many they were."""
     mine: list[tuple[str, Event]] = []
-    async for event in _events(jetstream, entry.name, fork + 1, last):
+    async for event in _events(jetstream, entry.name, stream, fork + 1, last):
         fields = event._all()
         if SOURCE_HEADER not in fields:
             mine.append((fields.get(ID_HEADER) or f"salvage-{site}-{root}-{event.index}", event))
     if not mine:
         return 0
-    remote = JetStream(jetstream.connection, entry.home)
+    remote = jetstream if entry.home == site else JetStream(jetstream.connection, entry.home)
     info = await remote.call(f"STREAM.INFO.{entry.stream}", timeout=PATIENCE)
     end = info["state"]["last_seq"]
     known = set()
     if end > fork:
-        async for event in _events(remote, entry.name, fork + 1, end):
+        async for event in _events(remote, entry.name, entry.stream, fork + 1, end):
             known.add(event.id)
     count = 0
     for identity, event in mine:
@@ -57,8 +57,8 @@ async def salvage(
     return count
 
 
-async def _events(jetstream: JetStream, topic: str, start: int, end: int):  # type: ignore[no-untyped-def]
-    subscription = LiveSubscription(jetstream, topic, topic, Start(index=start))
+async def _events(jetstream: JetStream, topic: str, stream: str, start: int, end: int):  # type: ignore[no-untyped-def]
+    subscription = LiveSubscription(jetstream, topic, topic, Start(index=start), stream=stream)
     async with await subscription.open(), aclosing(subscription.drain(end)) as events:
         async for event in events:
             yield event

@@ -8,8 +8,15 @@ from typing import Any
 from skerry.fabric.relay import UPSTREAM, source_api
 from skerry.log.topics import PLAIN_DELIVERY, delivery, log_config, stream_config
 from skerry.model.fabric import TopicEntry
-from skerry.model.names import outbox_subject, stored_subject, stream_of
-from skerry.model.promotion import Copy
+from skerry.model.names import (
+    outbox_subject,
+    reserve_of,
+    stored_subject,
+    stream_of,
+    topic_of_reserve,
+)
+from skerry.model.promotion import Copy, State
+from skerry.model.topic import TopicSettings
 
 OUTBOX = "outbox"
 MARKS = ("label", "sealed", "root")
@@ -43,6 +50,7 @@ class Local:
         """Since when it waits, sealed, for an epoch that does not come."""
         self.patience = 0.0
         self.work: asyncio.Task[None] | None = None
+        self.release: asyncio.Task[None] | None = None
         self.lease: asyncio.TimerHandle | None = None
 
     @property
@@ -120,6 +128,54 @@ def copy_config(
     if deliver_plain:
         config["republish"] = PLAIN_DELIVERY
     return config
+
+
+def reserve_config(local: Local, settings: TopicSettings, fabric: str) -> dict[str, Any]:
+    """The stream that the log is put aside in: a mirror of it at the same engine, until it is
+    whole, see `reserve_in`."""
+    return {
+        "name": reserve_of(local.name),
+        **log_config(settings),
+        "mirror": {"name": local.stream},
+        "metadata": {"skerry.fabric": fabric},
+    }
+
+
+def restored_config(local: Local, settings: TopicSettings, fabric: str) -> dict[str, Any]:
+    """A log that is brought back from its reserve, to be promoted at once. It claims nothing."""
+    return {
+        "name": local.stream,
+        **log_config(settings),
+        "mirror_direct": True,
+        "mirror": {"name": reserve_of(local.name)},
+        "metadata": {"skerry.fabric": fabric},
+    }
+
+
+def whole(local: Local) -> dict[str, str]:
+    """The marks of a reserve that holds all of the log as it is now."""
+    copy = local.copy
+    return {
+        "skerry.label": str(copy.label),
+        "skerry.root": str(copy.root),
+        "skerry.last": str(copy.last),
+        "skerry.former": str(int(local.kind == "frozen")),
+    }
+
+
+def is_brought_back(info: dict[str, Any]) -> bool:
+    """Whether a log was being brought back from its reserve, and not promoted."""
+    mirror = info["config"].get("mirror") or {}
+    return topic_of_reserve(mirror.get("name", "")) is not None
+
+
+def reserve_in(site: str, info: dict[str, Any]) -> State | None:
+    """What a reserve counts for; None: it was not made whole."""
+    marks = info["config"].get("metadata") or {}
+    if "skerry.last" not in marks:
+        return None
+    label, last, root = (int(marks[f"skerry.{mark}"]) for mark in ("label", "last", "root"))
+    return State(site, label, last, root, young=True, reserve=True)
 
 
 def source_config(site: str, subject: str, stored: str, reader: str) -> dict[str, Any]:

@@ -71,6 +71,7 @@ class Subscription(Listener):
         window: int,
         window_bytes: int = 32 * 1024 * 1024,
         settle: Callable[[], Awaitable[None]] | None = None,
+        stream: str | None = None,
     ) -> None:
         if not 1 <= window <= 100_000:
             raise BadSetting(f"a window is 1 to 100000 events, not {window!r}")
@@ -81,7 +82,7 @@ class Subscription(Listener):
         """Events that aged out before this durable subscription was given them."""
         self._jetstream = jetstream
         self._connection = jetstream.connection
-        self._stream = stream_of(owner)
+        self._stream = stream or stream_of(owner)
         self._whole = topic == owner
         self._start = start
         self._window = window

@@ -12,6 +12,7 @@ one-to-one, so that a name can be read back from a subject or a stream:
     feed delivery    f.<home>.feeds.<site>.log.<feed>     what subscribers by query listen to
     requests         q.in.<client>, q.out.<client>        of clients without the SDK, and answers
     stream           t~building~soda~410
+    reserve          r~building~soda~410        a log that was put aside; see `model/promotion.py`
 
 A token holds letters, digits, `_` and `-`. That leaves out what means something to the engine
 (`. * > $`), to MQTT (`+ #`), to file systems and to shells, and it leaves `~` free to join the
@@ -31,6 +32,7 @@ MAX_DEPTH = 16
 """Tokens. MQTT and NATS take more; nobody reads more."""
 
 STREAM_PREFIX = "t~"
+RESERVE_PREFIX = "r~"
 
 OWN = ("functions", "placement")
 """First levels of topics that only Skerry makes and writes to."""
@@ -110,6 +112,18 @@ def topic_of_stream(stream: str) -> str | None:
     if not stream.startswith(STREAM_PREFIX):
         return None
     return stream[len(STREAM_PREFIX) :].replace("~", "/")
+
+
+def reserve_of(topic: str) -> str:
+    """The name of the stream that a log of `topic` is put aside in."""
+    return RESERVE_PREFIX + topic.replace("/", "~")
+
+
+def topic_of_reserve(stream: str) -> str | None:
+    """The topic that `stream` is a reserve of, or None if it is no reserve."""
+    if not stream.startswith(RESERVE_PREFIX):
+        return None
+    return stream[len(RESERVE_PREFIX) :].replace("~", "/")
 
 
 def feed_log(site: str) -> str:

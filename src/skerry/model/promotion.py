@@ -22,6 +22,11 @@ whole history up to a later base.
 A site whose copy is not part of the history any more (a former home, or one that took events
 which the new home never had) throws it away only when `write_quorum` other members prove at least
 as much, and the home has whatever had to be salvaged. Until then it counts, frozen as it is.
+
+Somebody who could prove it may be away. A member must not wait for that, for `quorum` may need it.
+So it puts its log aside as a *reserve* and begins a fresh copy. The reserve answers in elections,
+until the copy has reached a base and so holds all that the reserve had of the history. Were the
+site to be chosen before that, it brings the reserve back and leads with it.
 """
 
 from __future__ import annotations
@@ -48,6 +53,8 @@ class State(msgspec.Struct, frozen=True):
     root: int = 0
     young: bool = False
     """Whether its engine started so lately that it has forgotten ids which publishers remember."""
+    reserve: bool = False
+    """Whether this is told of a log that was put aside, and takes time to bring back."""
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -79,10 +86,10 @@ def elect(
     """Choose the home of the epoch after that of `lineage` from the members sealed for it.
 
     None: too few answered, all of them are under rebuild, or none of the best may lead. Among
-    equals the earlier in `preferred`, then in `members`, wins; a site in `barred` counts as a
-    witness and is not chosen. So does a forked copy, and only up to its fork: were it to lead,
-    its events beyond would become history, and the copies of the epochs between, which hold
-    others there, would not notice.
+    equals one that leads without its reserve wins, then the earlier in `preferred`, then in
+    `members`; a site in `barred` counts as a witness and is not chosen. So does a forked copy, and
+    only up to its fork: were it to lead, its events beyond would become history, and the copies of
+    the epochs between, which hold others there, would not notice.
     """
     answered = {state.site: state for state in states if state.site in members}
     if len(answered) < read_quorum(len(members)):
@@ -102,7 +109,7 @@ def elect(
     if not able:
         return None
     order = [*preferred, *members]
-    home = min(able, key=order.index)
+    home = min(able, key=lambda site: (answered[site].reserve, order.index(site)))
     others = tuple(member for member in members if member != home)
     return Decision(home, lineage[-1][0] + 1, best[1], (home, *others))
 
@@ -126,11 +133,13 @@ def may_cut_over(members: Sequence[str], states: Mapping[str, State], last: int)
 def may_discard(mine: State, members: Sequence[str], states: Iterable[State]) -> bool:
     """Whether a copy of an older epoch may be thrown away: so many other members prove at least as
     much that any election would find it without this one. Of two members this may be the only
-    other; a copy under rebuild is never elected.
+    other. A copy under rebuild is never elected, and may always go.
 
     Equals are ordered by name. So of two copies at most one counts on the other, and the least of
     them all can always go: nobody waits in a circle.
     """
+    if mine.label == 0:
+        return True
     me = (mine.label, mine.last, mine.site)
     others = set(members) - {mine.site}
     above = {
@@ -187,13 +196,22 @@ class Copy:
     """
 
     def __init__(
-        self, site: str, label: int = 0, sealed: int = 0, root: int = 0, last: int = 0
+        self,
+        site: str,
+        label: int = 0,
+        sealed: int = 0,
+        root: int = 0,
+        last: int = 0,
+        reserve: State | None = None,
     ) -> None:
         self.site = site
         self.label = label
         self.sealed = sealed
         self.root = root
         self.last = last
+        self.reserve = reserve
+        """The log that was put aside when this copy was begun anew; it counts while that has
+        reached no base."""
         self.following = 0
         """The epoch whose home this copy follows now; 0: none."""
 
@@ -205,6 +223,12 @@ class Copy:
         self.sealed = epoch
         if self.following < epoch:
             self.following = 0
+        return self.state()
+
+    def state(self) -> State:
+        """How far this site is, as an election counts it."""
+        if self.label == 0 and self.reserve is not None:
+            return self.reserve
         return State(self.site, self.label, self.last, self.root)
 
     def follow(self, lineage: Lineage) -> bool:
@@ -223,10 +247,24 @@ class Copy:
         in after the seal. `is_forked` was asked by who chose it, perhaps with epochs that are
         forgotten by now."""
         epoch, base = lineage[-1]
-        if epoch < self.sealed or (self.root != epoch and self.last < base):
+        if epoch < self.sealed or self.needs_reserve:
+            return False
+        if self.root != epoch and self.last < base:
             return False
         self.following = self.root = self.sealed = self.label = epoch
         return True
+
+    @property
+    def needs_reserve(self) -> bool:
+        """Whether this copy was chosen for its reserve, if it was chosen."""
+        return self.label == 0 and self.reserve is not None
+
+    def restore(self) -> None:
+        """The reserve is the copy again."""
+        assert self.reserve is not None
+        self.label, self.last, self.root = self.reserve.label, self.reserve.last, self.reserve.root
+        self.following = 0
+        self.reserve = None
 
     def advance(self, last: int, base: int) -> bool:
         """The copy has grown to `last` while following; `base` is that epoch's. Whether a mark
@@ -244,10 +282,13 @@ class Copy:
             return None
         return State(self.site, self.label, self.last, self.root)
 
-    def rebuild(self, epoch: int) -> bool:
-        """Begin anew, for `epoch`; then throw the events away. False: this copy has promised a
-        later epoch, and who asked for that may count on it."""
+    def rebuild(self, epoch: int, keep: bool = False) -> bool:
+        """Begin anew, for `epoch`; then throw the events away, or put them aside with `keep`.
+        False: this copy has promised a later epoch, and who asked for that may count on it."""
         if self.sealed > epoch:
             return False
+        if self.label:
+            whole = State(self.site, self.label, self.last, self.root, young=True, reserve=True)
+            self.reserve = whole if keep else None
         self.label = self.root = self.last = self.following = 0
         return True

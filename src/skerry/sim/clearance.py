@@ -21,40 +21,38 @@ def fork_of(epoch: int, lineage: Lineage) -> int:
     return min(base for later, base in lineage if later > epoch)
 
 
-class Clearance:
-    """For one epoch; a newer one begins anew, with its own fork and its own home.
-
-    A former home first sends each event beyond the fork to the home, one after the other in the
-    log's order, until that has answered. A replica has nothing to send: the home that it followed
-    has all of it. Then both wait until enough members prove at least as much.
+class Salvage:
+    """What a log of a former home holds beyond the fork goes to the home of `entry`, one event
+    after the other in the log's order, until that has answered. A replica has nothing to send: the
+    home that it followed has all of it. A newer epoch begins anew, with its own fork and home.
     """
 
-    def __init__(self, site: Site, entry: TopicEntry) -> None:
+    def __init__(self, site: Site, entry: TopicEntry, log: list[Event], home_of: int) -> None:
         self.site = site
         self.entry = entry
         self.epoch = entry.epoch
         self.token = site.world.fresh()
         self.events: list[Event] = []
         driver = site.world.driver
-        if site.home_of and driver.salvage:
+        if home_of and driver.salvage:
             smallest = driver.fork_is_smallest
-            fork = fork_of(site.home_of, entry.lineage) if smallest else entry.base
-            self.events = site.log[fork:]
+            fork = fork_of(home_of, entry.lineage) if smallest else entry.base
+            self.events = log[fork:]
         self.sent = 0
         """How many of `events` the home has."""
-        self.states: dict[str, State] = {}
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the home has all."""
+        return self.sent == len(self.events)
 
     def push(self) -> None:
         """Send what comes next; again and again, as it may get lost."""
-        site, sites = self.site, self.site.world.sites
-        if self.sent < len(self.events):
-            home = sites[self.entry.home]
+        if not self.is_done:
+            site = self.site
+            home = site.world.sites[self.entry.home]
             event = self.events[self.sent]
             site.send(home, home.on_salvage, self.epoch, site, self.token, self.sent, event)
-            return
-        for name in self.entry.members:
-            if name != site.name:
-                site.send(sites[name], sites[name].on_ask, site, self.token)
 
     def salvaged(self, place: int) -> None:
         """The home has an event."""
@@ -62,9 +60,34 @@ class Clearance:
             self.sent += 1
             self.push()
 
+
+class Clearance(Salvage):
+    """What a log owes before it is thrown away: salvage, and then the proof by enough members that
+    they have as much. A member does not wait for ever: it puts its log aside."""
+
+    def __init__(self, site: Site, entry: TopicEntry) -> None:
+        super().__init__(site, entry, site.log, site.home_of)
+        self.states: dict[str, State] = {}
+        self.asked = 0
+        """How often members were asked for proof."""
+
+    def push(self) -> None:
+        """Send what comes next, then ask for proof; again and again."""
+        super().push()
+        site, sites = self.site, self.site.world.sites
+        if not self.is_done:
+            return
+        if self.asked >= site.world.patience and site.name in self.entry.members:
+            site.rebuild(self.entry, keep=True)
+            return
+        self.asked += 1
+        for name in self.entry.members:
+            if name != site.name:
+                site.send(sites[name], sites[name].on_ask, site, self.token)
+
     def told(self, state: State) -> bool:
         """A member is so far; whether the copy may be thrown away now."""
         self.states[state.site] = state
-        return self.sent == len(self.events) and promotion.may_discard(
+        return self.is_done and promotion.may_discard(
             self.site.state(), self.entry.members, self.states.values()
         )

@@ -58,7 +58,7 @@ class Oracle:
             self.elections += 1
         site = self.world.sites[new.home]
         self.holds(site, f"becomes home of epoch {new.epoch}")
-        self.histories[new.epoch] = site.log[: new.base]
+        self.histories[new.epoch] = site.counted[: new.base]
 
     def led(self, site: Site, entry: TopicEntry) -> None:
         """A site has become home."""
@@ -112,8 +112,8 @@ class Oracle:
 
     def holds(self, site: Site, why: str) -> None:
         """A home holds everything that was committed before."""
-        if site.log[: len(self.committed)] != self.committed:
-            self.fail(f"{site} {why} and lacks committed events: {site.log} / {self.committed}")
+        if site.counted[: len(self.committed)] != self.committed:
+            self.fail(f"{site} {why} and lacks committed events: {site.counted} / {self.committed}")
 
     # How it ends.
 

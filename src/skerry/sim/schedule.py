@@ -84,6 +84,7 @@ def build(seed: int, driver: Driver, trace: list[str] | None) -> World:
     network = Network(clock, random, weather, trace)
     world = World(random, clock, network, driver)
     world.lineage_kept = random.choice((64, 64, 64, 2))
+    world.patience = 0 if seed % 4 == 2 else 20
     members = tuple("ABCDE"[: random.choice(SIZES)])
     names = "ABCDEFG"[: len(members) + random.choice((0, 0, 1, 2))]
     entry = TopicEntry(

@@ -1,13 +1,13 @@
 """A site with its copy of the topic: a home, a replica, or something that was one.
 
-Durable: the log, the copy's marks, `home_of`, and the view of the entry. A crash loses the rest:
-whom it follows, who follows it, publishers' sessions, leases, how far salvage had come.
+Durable: the log, the copy's marks, its reserve, `home_of`, the view of the entry. A crash loses
+the rest: whom it follows, who follows it, publishers' sessions, leases, how far salvage had come.
 
 What a site does is decided by the newest entry that it sees:
 
     it is the home       → lead, if it has promised no later epoch; else begin that epoch
-    its log is a home's  → salvage, wait for clearance, rebuild
-    it is a member       → follow; if the copy is forked, wait for clearance and rebuild first
+    its log is a home's  → salvage, wait for clearance or put the log aside, rebuild
+    it is a member       → follow; if the copy is forked, do that first
     none of these        → drop the copy
 """
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from skerry.model import promotion
 from skerry.model.fabric import TopicEntry
 from skerry.model.promotion import Copy, State
-from skerry.sim.clearance import Clearance
+from skerry.sim.clearance import Clearance, Salvage
 from skerry.sim.network import Channel
 from skerry.sim.publisher import Publisher
 from skerry.sim.world import Asker, Event, World
@@ -42,13 +42,17 @@ class Site(Asker):
         self.log: list[Event] = []
         self.index: dict[Event, int] = {}
         self.copy = Copy(name)
+        self.kept: list[Event] = []
+        """The events of the copy's reserve."""
+        self.kept_of = 0
+        """The epoch whose home wrote the reserve; 0: it was a copy."""
         self.home_of = 0
         """The epoch whose home wrote this log; 0: the log is a copy."""
         self.forget()
 
     def forget(self) -> None:
         copy = self.copy
-        self.copy = Copy(self.name, copy.label, copy.sealed, copy.root, len(self.log))
+        self.copy = Copy(self.name, copy.label, copy.sealed, copy.root, len(self.log), copy.reserve)
         self.guest_of = 0
         """The epoch that this site was asked to copy without being a member."""
         self.followers: dict[str, tuple[int, Channel]] = {}
@@ -59,6 +63,8 @@ class Site(Asker):
         self.base = 0
         self.opened = 0
         self.clearance: Clearance | None = None
+        self.release: Salvage | None = None
+        """What goes home before the reserve goes."""
         self.wiping = False
         self.lease = 0
         """When a frozen home may begin the next epoch by itself."""
@@ -70,6 +76,7 @@ class Site(Asker):
     def _tick(self) -> None:
         self.after(self.world.jitter(TICK), self._tick)
         self.reconcile()
+        self._release()
         if self.clearance:
             self.clearance.push()
         elif not self.copy.following or self.home_of:
@@ -116,6 +123,8 @@ class Site(Asker):
         if self.copy.sealed > entry.epoch:
             self._begin_next(entry)
             return
+        if self.copy.needs_reserve:
+            self._restore()
         if self.home_of != entry.epoch:
             self.world.oracle.led(self, entry)
         self.clearance = None
@@ -125,6 +134,19 @@ class Site(Asker):
         self.followers.clear()
         self.sessions.clear()
         self.lease = 0
+
+    def _restore(self) -> None:
+        """Have the reserve as the log again."""
+        self.log = self.kept
+        self.kept = []
+        self.home_of = self.kept_of
+        self.index = {event: place for place, event in enumerate(self.log, 1)}
+        self.copy.restore()
+
+    @property
+    def counted(self) -> list[Event]:
+        """The log that an election counts."""
+        return self.kept if self.copy.needs_reserve else self.log
 
     def _begin_next(self, entry: TopicEntry) -> None:
         """This site is home and has promised the next epoch: begin it, unless somebody else may
@@ -278,35 +300,55 @@ class Site(Asker):
 
     def state(self) -> State:
         """How far the copy is."""
-        return State(self.name, self.copy.label, len(self.log), self.copy.root)
+        self.copy.last = len(self.log)
+        return self.copy.state()
 
     # Leaving a history.
 
+    def _release(self) -> None:
+        """The reserve is of no use once the copy has reached a base; what only a former home had
+        beyond the fork goes to the home first."""
+        entry = self.view.entry
+        if entry is None or self.copy.reserve is None or not self.copy.label:
+            return
+        if self.release is None or self.release.epoch != entry.epoch:
+            self.release = Salvage(self, entry, self.kept, self.kept_of)
+        self.release.push()
+        if self.release.is_done or not self.world.driver.release_salvages:
+            self.kept = []
+            self.copy.reserve = self.release = None
+
     def _clear(self, entry: TopicEntry) -> None:
+        if self.copy.reserve is not None and self.copy.label:
+            return  # one at a time
         if self.clearance is None or self.clearance.epoch != entry.epoch:
             self.clearance = Clearance(self, entry)
             self.clearance.push()
 
     def on_salvaged(self, token: int, place: int) -> None:
         """The new home holds an event that was sent to it."""
-        if self.clearance and self.clearance.token == token:
-            self.clearance.salvaged(place)
+        for work in (self.clearance, self.release):
+            if work and work.token == token:
+                work.salvaged(place)
 
     def on_state(self, token: int, state: State) -> None:
         """Another member tells how far it is."""
         if self.clearance and self.clearance.token == token and self.clearance.told(state):
             self.rebuild(self.clearance.entry)
 
-    def rebuild(self, entry: TopicEntry) -> None:
-        """Throw the copy away and begin anew. The marks go first: a crash in between must leave a
-        copy that claims nothing, not one that claims what is gone."""
+    def rebuild(self, entry: TopicEntry, keep: bool = False) -> None:
+        """Throw the copy away, or put it aside with `keep`, and begin anew. The marks go first: a
+        crash in between must leave a copy that claims nothing, not one that claims what is gone."""
         if self.wiping or not (self.log or self.copy.root or self.home_of):
             return
         label, root = self.copy.label, self.copy.root
-        if not self.copy.rebuild(entry.epoch):
+        if not self.copy.rebuild(entry.epoch, keep):
             self._stuck(entry)
             return
-        self.world.network.note(f"{self} discards {self.log}")
+        if label:
+            self.kept = list(self.log) if keep else []
+            self.kept_of = self.home_of
+        self.world.network.note(f"{self} {'puts aside' if keep else 'discards'} {self.log}")
         self.clearance = None
         self.wiping = True
         if not self.world.driver.marks_first:

@@ -55,6 +55,8 @@ class Driver:
     """A former home salvages from the smallest base above its own epoch, not from the newest."""
     salvage: bool = True
     """A former home sends what the new home lacks before it discards."""
+    release_salvages: bool = True
+    """It does so again before its reserve goes: the fork may be lower by then."""
     cut_over_by_label: bool = True
     """A planned move counts only copies whose label is the frozen epoch."""
     marks_first: bool = True
@@ -82,6 +84,8 @@ class World:
         self.leaders: list[Leader] = []
         self.publishers: dict[str, Publisher] = {}
         self.lineage_kept = 64
+        self.patience = 0
+        """How often members are asked for proof before a log is put aside."""
         self._fresh = 0
 
     def fresh(self) -> int:
