@@ -16,6 +16,7 @@ import pytest
 from skerry import Client, Event
 from skerry.engine.jetstream import JetStream
 from skerry.errors import BadSetting, UnknownSite, UnknownTopic
+from skerry.fabric import relay
 from skerry.fabric.tree import FANOUT
 from skerry.log.follow import Subscription
 from skerry.model.fabric import CopyRecord, Presence, up_key
@@ -461,6 +462,34 @@ async def crossed(fabric: LocalFabric) -> Counter[str]:
                 total["bytes"] += link.in_bytes
                 total["messages"] += link.in_msgs
     return total
+
+
+async def test_a_copy_follows_as_soon_as_a_holder_that_was_away_for_long_is_back(
+    fabric: LocalFabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine whose question nobody answers would be deaf for ten seconds, then for twenty: it is
+    told of a consumer that does not exist, and listens."""
+    answered: list[str] = []
+    nobody = relay._nobody
+
+    def noted(stream: str, asked: bytes) -> bytes:
+        answered.append(stream)
+        return nobody(stream, asked)
+
+    monkeypatch.setattr(relay, "_nobody", noted)
+    monkeypatch.setattr(relay, "HELD", 0.5)
+    async with fabric.connect("hub") as client:
+        await client.create_topic("t", home="farm")
+        await client.publish("t", "0")
+        async with client.subscribe("t", from_index=1) as subscription:
+            assert (await anext(subscription)).index == 1
+            await fabric.crash("farm")
+            await until(lambda: stream_of("t") in answered)
+            await fabric.start("farm")
+            async with fabric.connect("farm") as there:
+                assert await there.publish("t", "1") == 2
+            async with asyncio.timeout(20):
+                assert (await anext(subscription)).index == 2
 
 
 async def test_local_traffic_crosses_no_link() -> None:

@@ -402,7 +402,11 @@ class Copies:
                 )
                 self._replacement.begin(local)
             return
-        await self.logs.update(local, self.logs.copy(local, entry))
+        try:
+            await self.logs.update(local, self.logs.copy(local, entry))
+        except (SkerryError, Down):
+            copy.following = 0  # the next attempt does all of it
+            raise
         self.following.choose(local, entry)
         self.following.relay.again(local.stream)
         if copy.label < entry.epoch:

@@ -8,6 +8,12 @@ on the mirror's delivery subject makes it believe that it missed something (6 ms
 engine asks at most every two seconds).
 
 Sources, which bring outboxes home, do the same with `$JS.UP.<site>.API.…`.
+
+An engine that gets an error, or no answer within 30 s, is deaf for 10 s, then 20, up to 120: it
+neither asks nor hears a heartbeat (measured: a copy followed 24 s after its holder was back). So it
+gets neither. Errors of a holder count as "not yet". A question that nobody could answer for `HELD`
+seconds is answered with a consumer that does not exist: the engine then listens to its delivery
+subject, and asks again when it hears a heartbeat that does not fit, or nothing for ten seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ from skerry.model.names import STREAM_PREFIX
 log = logging.getLogger("skerry.fabric")
 
 UPSTREAM = "$JS.UP.API"
-HELD = 25.0
+HELD = 20.0
 """Seconds that a question may wait for a holder to be known; the engine itself gives up at 30."""
 ATTEMPT = 2.0
 """Seconds for one attempt to ask a holder."""
@@ -143,10 +149,9 @@ class Relay:
                     answer = await self._connection.request(
                         f"$JS.{holder}.API.{call}", data, timeout=ATTEMPT
                     )
-                    if answer.status != NO_RESPONDERS:
-                        self._connection.write(
-                            b"PUB %b %d\r\n%b\r\n" % (reply.encode(), len(answer.data), answer.data)
-                        )
+                    if answer.status != NO_RESPONDERS and b'"error":' not in answer.data:
+                        self._holders[question.stream, question.source] = holder
+                        self._tell(reply, answer.data)
                         return
             except Down:
                 return
@@ -156,3 +161,28 @@ class Relay:
                 async with asyncio.timeout(wait):
                     await changed.wait()
             wait = min(wait * 1.5, 0.2)
+        with contextlib.suppress(Down):
+            self._tell(reply, _nobody(question.stream, data))
+
+    def _tell(self, reply: str, answer: bytes) -> None:
+        self._connection.write(b"PUB %b %d\r\n%b\r\n" % (reply.encode(), len(answer), answer))
+
+
+def _nobody(stream: str, asked: bytes) -> bytes:
+    """The answer that a consumer was made, which there is not."""
+    none = {"consumer_seq": 0, "stream_seq": 0}
+    return msgspec.json.encode(
+        {
+            "type": "io.nats.jetstream.api.v1.consumer_create_response",
+            "stream_name": stream,
+            "name": "nobody",
+            "created": "2000-01-01T00:00:00Z",
+            "config": msgspec.json.decode(asked)["config"],
+            "delivered": none,
+            "ack_floor": none,
+            "num_ack_pending": 0,
+            "num_redelivered": 0,
+            "num_waiting": 0,
+            "num_pending": 0,
+        }
+    )
