@@ -81,7 +81,9 @@ class Environments:
         # of the time.
         own_pip = importlib.util.find_spec("pip") is not None
         bare = ["--without-pip"] if own_pip else []
-        code, output = await _run(sys.executable, "-m", "venv", "--clear", *bare, str(folder))
+        code, output = await _run(
+            sys.executable, "-P", "-m", "venv", "--clear", *bare, str(folder)
+        )  # fmt: skip
         if code:
             raise FunctionBroken(
                 f"no virtual environment could be made: {_end(output)}",
@@ -91,9 +93,9 @@ class Environments:
         # In a file: arguments can be seen by others, and an address may hold a password.
         wanted = folder / "requirements.txt"
         write_secret(wanted, "\n".join(requires).encode())
-        pip = (
-            [sys.executable, "-m", "pip", "--python", python] if own_pip else [python, "-m", "pip"]
-        )
+        pip = [sys.executable, "-P", "-m", "pip", "--python", python]
+        if not own_pip:
+            pip = [python, "-P", "-m", "pip"]
         code, output = await _run(
             *pip, "install", "--quiet", "--no-input", "--disable-pip-version-check",
             "--no-warn-script-location", "-r", str(wanted),
