@@ -334,7 +334,7 @@ async def test_the_agent_answers_nowhere_but_to_the_asker(fabric: LocalFabric) -
         await client.create_topic("victim")
         async with visitor(fabric) as visit:
             for target in ("s.hub.1.victim", "$KV.skerry.site.evil", "o.hub.victim"):
-                visit.connection.write(b"PUB _sk.hub.join %b 2\r\n{}\r\n" % target.encode())
+                visit.connection.publish("_sk.hub.join", b"{}", reply=target)
             reply = await visit.connection.request("_sk.hub.join", b"{}", timeout=20)
             assert b"BadSetting" in reply.data  # behind the others, so they had their chance
         assert await client.latest_index("victim") == 0

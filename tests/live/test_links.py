@@ -601,8 +601,8 @@ async def test_a_peer_does_not_misdirect_the_agents_answers(
     ):
         await client.create_topic("victim")
         await until(lambda: peer.is_heard("_sk.hub.open.status"))
-        peer.connection.write(b"PUB _sk.hub.open.status $KV.skerry.site.evil 2\r\n{}\r\n")
-        peer.connection.write(b"PUB _sk.hub.open.status o.hub.victim 2\r\n{}\r\n")
+        peer.connection.publish("_sk.hub.open.status", b"{}", reply="$KV.skerry.site.evil")
+        peer.connection.publish("_sk.hub.open.status", b"{}", reply="o.hub.victim")
         assert await peer.is_heard("_sk.hub.open.status")
         assert [site.site for site in await client.sites()] == SITES_BY_NAME
         assert await events_of(client, "victim") == []

@@ -28,8 +28,10 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from skerry import Client, SkerryError, connect, errors
 from skerry.engine.address import Address
+from skerry.engine.jetstream import JetStream
+from skerry.engine.lines import Frame
 from skerry.engine.wire import Connection
-from skerry.testing import LocalSite
+from skerry.testing import LocalFabric, LocalSite
 from tests.conftest import until
 from tests.live.faults import nats_server, refused
 
@@ -338,7 +340,7 @@ _numbers = itertools.count()
 
 
 @contextlib.asynccontextmanager
-async def intruder(site: LocalSite, user: str) -> AsyncIterator[Intruder]:
+async def intruder(site: LocalSite, user: str, name: str = "local") -> AsyncIterator[Intruder]:
     address = address_of(site, user)
     denials: list[str] = []
 
@@ -349,7 +351,7 @@ async def intruder(site: LocalSite, user: str) -> AsyncIterator[Intruder]:
         str(address),
         user=user,
         password=address.password,
-        inbox_prefix=b"_INBOX" if user == "plain" else f"_INBOX.local.{user}".encode(),
+        inbox_prefix=b"_INBOX" if user == "plain" else f"_INBOX.{name}.{user}".encode(),
         error_cb=on_error,
     )
     try:
@@ -481,6 +483,70 @@ async def test_a_plain_user_does_not_hear_what_the_sdk_is_answered(
         await until(lambda: bool(heard))
         await plain.client.flush(20)
     assert [subject for subject in heard if subject.startswith("_INBOX.local.")] == []
+
+
+# Names that are more than a name
+
+
+async def test_a_name_cannot_bring_a_command_along(
+    site: LocalSite, client: Client, victim: str
+) -> None:
+    """What clients call things goes into lines that the agent writes with all its rights."""
+    await client.create_topic("bait")
+    await client.publish("bait", "x")
+    connection = await Connection.open(address_of(site, "admin"))
+    try:
+
+        def trick(stream: str) -> str:
+            command = f'PUB $JS.API.STREAM.MSG.DELETE.{stream} 9\r\n{{"seq":1}}\r\n'
+            return f"x 0\r\n\r\n{command}PUB y"
+
+        # The engine does what such a line says.
+        connection.write(Frame(f"PUB {trick('t~bait')} 0\r\n\r\n".encode()))
+        await connection.request("$JS.API.INFO", timeout=20)
+        assert (await client.topic("bait")).events == 0
+        name = trick(victim)
+        for write in (
+            lambda: connection.publish(name),
+            lambda: connection.publish("x", reply=name),
+            lambda: connection.publish("x", reply=name, head=b"NATS/1.0\r\n\r\n"),
+            lambda: connection.subscribe(name, lambda *_: None),
+        ):
+            with pytest.raises(errors.BadName):
+                write()
+        with pytest.raises(errors.BadName):
+            await connection.request(name, timeout=1)
+        with pytest.raises(errors.BadName):
+            await JetStream(connection).consumer(victim, name)
+        await connection.request("$JS.API.INFO", timeout=20)  # what was written is done by now
+    finally:
+        await connection.close()
+
+
+async def test_nor_can_what_is_asked_of_a_site_in_a_fabric() -> None:
+    async with LocalFabric(["hub"]) as fabric, fabric.connect("hub") as client:
+        for name in ("bait", "victim"):
+            await client.create_topic(name)
+        for service, fields in (
+            ("topic.want", {"name": "bait", "durable": "%"}),
+            ("progress", {"name": "bait", "inbox": "%"}),
+            ("topic.want", {"name": "%"}),
+            ("topic.find", {"name": "%"}),
+            ("reach", {"sites": ["%"]}),
+            ("unsubscribe", ["bait", "%"]),
+        ):
+            text = json.dumps(fields)
+            trick = "x 0\r\n\r\nPUB $JS.API.STREAM.DELETE.t~victim 0\r\n\r\nPUB y"
+            asked = text.replace('"%"', json.dumps(trick)).encode()
+            async with intruder(fabric["hub"], "sdk", "hub") as sdk:
+                answer = await sdk.client.request(f"_sk.hub.open.{service}", asked, timeout=20)
+            assert b"the request cannot be read" in answer.data, (service, answer.data)
+        # The way there is the right one: the same without the trick is answered.
+        async with intruder(fabric["hub"], "sdk", "hub") as sdk:
+            body = b'{"name":"bait","inbox":"_INBOX.hub.sdk.x"}'
+            answer = await sdk.client.request("_sk.hub.open.progress", body, timeout=20)
+            assert b"error" not in answer.data
+        assert (await client.topic("victim")).events == 0
 
 
 # Secrets

@@ -316,9 +316,7 @@ class Store(Listener):
             if left:
                 body = msgspec.json.encode({"batch": left, "expires": int(WRITE_TIME * NANO)})
                 subject = f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.{name}"
-                self._connection.write(
-                    b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), inbox.encode(), len(body), body)
-                )
+                self._connection.publish(subject, body, reply=inbox)
                 async with asyncio.timeout(WRITE_TIME):
                     await done.wait()
         except (Down, TimeoutError):

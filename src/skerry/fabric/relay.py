@@ -102,10 +102,7 @@ class Relay:
         self._holders.pop((stream, source), None)
         if subject := self._delivery.get((stream, source)):
             with contextlib.suppress(Down):
-                self._connection.write(
-                    b"HPUB %b %d %d\r\n%b\r\n"
-                    % (subject.encode(), len(_MISFIT), len(_MISFIT), _MISFIT)
-                )
+                self._connection.publish(subject, head=_MISFIT)
 
     def _on_question(self, subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
         words = subject.decode().split(".")
@@ -144,9 +141,7 @@ class Relay:
                         f"$JS.{holder}.API.{call}", data, timeout=ATTEMPT
                     )
                     if answer.status != NO_RESPONDERS:
-                        self._connection.write(
-                            b"PUB %b %d\r\n%b\r\n" % (reply.encode(), len(answer.data), answer.data)
-                        )
+                        self._connection.publish(reply, answer.data)
                         return
             except Down:
                 return

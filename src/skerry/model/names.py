@@ -20,7 +20,11 @@ tokens of a stream's name.
 
 from __future__ import annotations
 
+import functools
 import re
+from typing import Annotated
+
+from msgspec import Meta
 
 from skerry.errors import AccessDenied, BadName
 
@@ -37,11 +41,25 @@ OWN = ("functions", "placement")
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 
+# The same rules as types: what is decoded as one of these can be part of a subject.
+_T = "[A-Za-z0-9_-]"
+TopicText = Annotated[
+    str, Meta(max_length=MAX_LENGTH, pattern=rf"^(?!_){_T}+(/{_T}+){{0,{MAX_DEPTH - 1}}}\Z")
+]
+SubscriptionText = Annotated[str, Meta(pattern=rf"^{_T}{{1,64}}\Z")]
+SiteText = Annotated[str, Meta(pattern=rf"^{_T}{{1,32}}\Z")]
+InboxText = Annotated[str, Meta(max_length=255, pattern=rf"^_INBOX(\.{_T}+)+\Z")]
+
 
 def check_topic(name: str) -> str:
     """Return `name` if it is a good topic name; else raise `BadName` with the reason."""
     if not isinstance(name, str):
         raise BadName(f"a topic name is text, not {type(name).__name__}")
+    return _checked(name)
+
+
+@functools.lru_cache(4096)
+def _checked(name: str) -> str:
     if not name:
         raise BadName("a topic name is empty", "Name it with a path such as sensors/roof/temp.")
     if len(name) > MAX_LENGTH:
