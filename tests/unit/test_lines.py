@@ -64,9 +64,10 @@ def test_every_line_refuses_what_is_no_word(bad: str) -> None:
         with pytest.raises(BadName):
             make()
     if bad != "\ud800":
-        for frame in (lambda: lines.redirected(good, raw, b"r"), lambda: lines.unsub(raw)):
-            with pytest.raises(BadName):
-                frame()
+        with pytest.raises(BadName):
+            lines.redirected(good, raw, b"r")
+        with pytest.raises(BadName):
+            lines.unsub(raw)
 
 
 def test_a_template_makes_what_is_made_one_by_one() -> None:
@@ -90,7 +91,7 @@ def _text(file: Path) -> str:
 
 @pytest.mark.parametrize("kind", [Want, ProgressRequest, TopicName])
 def test_a_request_with_such_a_name_is_not_even_read(kind: type) -> None:
-    good = {"name": "a/b", "durable": "d", "inbox": "_INBOX.local.sdk.x"}
+    good = {"name": "a/b", "durable": "d", "inbox": "_INBOX_sk.local.sdk.x"}
     assert msgspec.json.decode(msgspec.json.encode(good), type=kind)
     for field in {"name", "durable", "inbox"} & set(kind.__struct_fields__):
         for bad in (INJECTED, "", "a b", "a\n", "a.*", "$KV.skerry.site.evil"):

@@ -28,6 +28,7 @@ from skerry.engine.lines import Frame
 from skerry.engine.link import Down, Handler, Link, Run, denied
 from skerry.errors import AccessDenied, EngineUnfit, SkerryError, Unavailable
 from skerry.model.event import status_of
+from skerry.model.names import inbox_of
 from skerry.model.placement import TopicUse
 
 log = logging.getLogger("skerry.wire")
@@ -361,7 +362,7 @@ class Connection:
         return subject
 
     def _inbox_at(self, address: Address) -> str:
-        return f"_INBOX.{address.site}.{address.user or 'x'}.{self._token}"
+        return f"{inbox_of(address.site, address.user or 'x')}.{self._token}"
 
     async def _dial(self, address: Address) -> Link:
         async with asyncio.timeout(self.settings.connect_timeout):

@@ -362,7 +362,7 @@ class Feeds:
             (feed_records(self.site), {"keep_last": VERSIONS}),
         ):
             request = TopicRequest(name, settings)
-            await self._control.call("open.topic.create", msgspec.json.encode(request))
+            await self._control.call("admin.topic.create", msgspec.json.encode(request))
         if self._records is None:
             self._records = engine.publisher(feed_records(self.site))
             self._made.add(feed_records(self.site))

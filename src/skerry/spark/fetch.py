@@ -30,7 +30,7 @@ from skerry.engine.link import denied
 from skerry.errors import AccessDenied, AgedOut, SkerryError, Unavailable
 from skerry.log.topics import unknown_topic
 from skerry.model.event import status_of
-from skerry.model.names import stream_of
+from skerry.model.names import inbox_of, stream_of
 from skerry.spark.frames import Frames, Other, split
 
 log = logging.getLogger("skerry.spark")
@@ -94,7 +94,7 @@ class Socket:
         except BaseException:
             self._socket.close()
             raise
-        self.inbox = f"_INBOX.{address.site}.{address.user or 'x'}.{secrets.token_hex(8)}"
+        self.inbox = f"{inbox_of(address.site, address.user or 'x')}.{secrets.token_hex(8)}"
         self._socket.settimeout(SILENCE)
         self.send(lines.sub(f"{self.inbox}.>", b"1"))
 
