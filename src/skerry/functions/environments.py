@@ -22,6 +22,7 @@ import msgspec
 
 from skerry.engine.address import write_secret
 from skerry.errors import FunctionBroken
+from skerry.model.functions import check_requires
 
 log = logging.getLogger("skerry.functions")
 
@@ -49,7 +50,7 @@ class Environments:
         `FunctionBroken` with what pip said."""
         if not requires:
             return sys.executable
-        target = self._folder / digest_of(requires)
+        target = self._folder / digest_of(check_requires(requires))
         python = target / "bin" / "python"
         if _is_there(python):
             return str(python)
