@@ -498,21 +498,6 @@ async def test_a_plain_user_can_do_nothing_but_publish_and_receive(
         assert not await plain.is_deaf("t.>")
 
 
-async def test_a_plain_users_answers_cannot_be_sent_where_they_do_harm(
-    site: LocalSite, admin: Client, victim: str
-) -> None:
-    """A publisher says where its acknowledgement goes; the engine does not check its right to
-    publish there."""
-    async with intruder(site, "plain") as plain:
-        await plain.client.publish("p.bait", b"", reply=f"$JS.API.STREAM.PURGE.{victim}")
-        for call in ("PURGE", "DELETE"):
-            reply = f"$JS.API.STREAM.{call}.{victim}"
-            await plain.client.publish("p.bait", b"", reply=reply)
-        await plain.client.publish("p.bait", b"", reply="_sk.local.admin.topic.delete")
-        await plain.client.flush(20)
-    assert (await admin.topic("victim")).events == 3
-
-
 async def test_a_plain_user_hears_no_answers_but_those_to_plain_users() -> None:
     """It may listen to `_INBOX.>`, where its own answers come. Those to others stay out, also of
     the users of other sites, which the engine here gives."""

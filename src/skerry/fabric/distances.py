@@ -124,8 +124,8 @@ class Distances:
     def _on_presence(self, key: str, value: bytes | None) -> None:
         name = key.removeprefix("up.")
         if value is not None:
-            with contextlib.suppress(msgspec.DecodeError):
-                self._hear(name, msgspec.json.decode(value, type=Presence))
+            if (presence := self._store.get(key, Presence)) is not None:
+                self._hear(name, presence)
         elif name in self._heard:
             self._heard[name].is_there = False  # where it was is still the best guess
 

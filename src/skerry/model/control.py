@@ -62,6 +62,8 @@ class SiteStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Resident memory of the engine and this process."""
     mqtt_port: int | None
     websocket_port: int | None
+    set_aside: list[str] = []
+    """Records that the agent could not read, or that do not fit, by where they stand."""
 
 
 class Reach(msgspec.Struct):
