@@ -32,7 +32,7 @@ class RawClient(asyncio.Protocol):
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self.inbox = f"_INBOX.{address.site}.{address.user}.raw{secrets.token_hex(4)}".encode()
+        self.inbox = f"_INBOX_sk.{address.site}.{address.user}.raw{secrets.token_hex(4)}".encode()
         self._transport: asyncio.Transport
         self._up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()

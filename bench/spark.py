@@ -116,7 +116,7 @@ async def _fetch(data: str, topic: str, span: Span) -> Any:
         f"nats://{address.host}:{address.port}",
         user=address.user,
         password=address.password,
-        inbox_prefix=f"_INBOX.{address.site}.{address.user}.natspy".encode(),
+        inbox_prefix=f"_INBOX_sk.{address.site}.{address.user}.natspy".encode(),
     )
     config = ConsumerConfig(
         name=f"natspy-{span.first}-{time.time_ns()}",

@@ -62,7 +62,7 @@ class Stage:
             f"nats://{address.host}:{address.port}",
             user=address.user,
             password=address.password,
-            inbox_prefix=f"_INBOX.{address.site}.{address.user}.natspy".encode(),
+            inbox_prefix=f"_INBOX_sk.{address.site}.{address.user}.natspy".encode(),
         )
         try:
             yield client

@@ -167,6 +167,66 @@ async def test_files_of_others_are_out_of_reach(
         assert secret.read_text() == "secret"
 
 
+CHANGES = (
+    TRY
+    + """
+    import ctypes, fcntl, os, struct, sys
+
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def call(x86, arm, *args):
+        number = arm if os.uname().machine in ("aarch64", "arm64") else x86
+        return None if libc.syscall(number, *args) == 0 else os.strerror(ctypes.get_errno())
+
+    def chattr(path, flags):
+        file = os.open(path, os.O_RDONLY)
+        fcntl.ioctl(file, 0x40086602, struct.pack("l", flags))
+
+    def handler(ctx, event):
+        secret = event.data.decode()
+        path = secret.encode()
+        mine = os.open("mine", os.O_CREAT | os.O_WRONLY, 0o600)
+        ctx.publish("out", [
+            attempt(os.chmod, secret, 0o666), attempt(os.fchmod, mine, 0o666),
+            attempt(os.chown, secret, os.getuid(), os.getgid()),
+            attempt(os.lchown, secret, os.getuid(), os.getgid()),
+            attempt(os.fchown, mine, os.getuid(), os.getgid()),
+            attempt(os.utime, secret, (1, 1)), attempt(os.utime, mine, (1, 1)),
+            attempt(os.setxattr, secret, "user.x", b"1"),
+            attempt(os.setxattr, mine, "user.x", b"1"),
+            attempt(os.removexattr, secret, "user.there"), attempt(chattr, "mine", 0x80),
+            call(452, 452, -100, path, 0o666, 0), call(268, 53, -100, path, 0o666),
+            call(463, 463, -100, path, 0, b"user.none", None, 0),
+            call(466, 466, -100, path, 0, b"user.none"),
+            call(469, 469, -100, path, None, 0, 0),
+        ])
+    """
+)
+
+
+async def test_mode_owner_times_and_attributes_cannot_be_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither of files that the code cannot read, which Landlock does not guard, nor of others."""
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    secret.chmod(0o600)
+    os.setxattr(secret, "user.there", b"1")
+    before = secret.stat()
+    async with Bench(tmp_path, CHANGES) as bench:
+        said = await bench.says(str(secret).encode())
+        assert said == ["PermissionError"] * 11 + ["Operation not permitted"] * 5
+    after = secret.stat()
+    assert (after.st_mode, after.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
+    assert os.listxattr(secret) == ["user.there"]
+    # Where the calls are not filtered the same code changes them: it does reach the file.
+    monkeypatch.setattr(process, "_BOOT", _boot("c.seccomp._ARCHES = {}"))
+    async with Bench(tmp_path, CHANGES) as bench:
+        await bench.done(str(secret).encode())
+    assert (secret.stat().st_mode & 0o777, secret.stat().st_mtime) == (0o666, 1)
+    assert os.listxattr(secret) == ["user.x"]
+
+
 async def test_what_may_be_read_and_written(tmp_path: Path) -> None:
     code = (
         TRY

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from skerry import Client, errors
 from skerry.functions.deploying import make_topics
 from skerry.functions.registry import Known
 from skerry.functions.site import Functions
+from skerry.functions.supervisor import HOST
 from skerry.model.functions import REGISTRY, Function, Version, journal_of
 from skerry.testing import LocalFabric, LocalSite
 from tests.conftest import until
@@ -26,6 +29,7 @@ from tests.functions.kills import Options
 from tests.live.fabrics import Load, three_sites
 from tests.live.function_agents import AgentCampaign
 from tests.live.test_security import address_of, intruder
+from tests.package import make_package
 
 # Rights: whoever writes below functions/ decides which code runs.
 
@@ -261,6 +265,29 @@ async def test_the_host_is_started_when_it_is_needed_and_ends_with_the_site(coun
         assert pid is not None
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+async def test_a_module_in_the_folder_of_the_start_is_not_run(
+    tmp_path: Path, count: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = tmp_path / "planted"
+    planted.mkdir()
+    for module in ("msgspec", "venv", "pip"):
+        (planted / f"{module}.py").write_text("open('was-run', 'w').close(); raise SystemExit(7)")
+    monkeypatch.chdir(planted)
+    # The means work: this is how Python starts a module if nobody says otherwise.
+    command = [sys.executable, *HOST[HOST.index("-m") :]]
+    assert subprocess.run(command, stdin=subprocess.DEVNULL).returncode == 7
+    (planted / "was-run").unlink()
+    needs = f'dependencies = ["tiny-thing @ {make_package(tmp_path).as_uri()}"]'
+    count.write_text(f"# /// script\n# {needs}\n# ///\n{COUNT}")
+    async with LocalSite() as site, site.connect("admin") as admin:
+        for name in ("in", "out"):
+            await admin.create_topic(name)
+        await admin.deploy_function(count, topic="in")
+        await admin.publish("in", "a")
+        assert await wait_for_results(admin, 1) == ["1 a"]
+    assert not (planted / "was-run").exists()
 
 
 async def test_functions_go_on_when_the_engine_is_back(

@@ -308,7 +308,7 @@ async def test_the_user_join_may_ask_to_join_and_nothing_else(fabric: LocalFabri
             "$KV.skerry.fabric", "$KV.skerry.token.x",
             "_sk.hub.open.status", "_sk.hub.open.topic.create", "_sk.hub.admin.fabric.token",
             "_sk.hub.peer.lead.token", "_sk.hub.peer.seal", "_sk.lab.peer.seal", "_sk.hub.beat.lab",
-            "_sk.hub.news.fabric", "_sk.lab.join", "_INBOX.hub.admin.x", "_INBOX.hub.sdk.x",
+            "_sk.hub.news.fabric", "_sk.lab.join", "_INBOX_sk.hub.admin.x", "_INBOX_sk.hub.sdk.x",
             "$SYS.REQ.SERVER.PING", "$JS.M.hub.x", "$JS.ACK.x",
         ):  # fmt: skip
             assert not await visit.may_publish(subject), subject
@@ -316,12 +316,13 @@ async def test_the_user_join_may_ask_to_join_and_nothing_else(fabric: LocalFabri
 
 async def test_the_user_join_hears_its_answers_and_nothing_else(fabric: LocalFabric) -> None:
     async with visitor(fabric) as visit:
-        assert await visit.may_subscribe("_INBOX.hub.join.mine")
+        assert await visit.may_subscribe("_INBOX_sk.hub.join.mine")
         for subject in (
             ">", "t.>", "t.t", "s.>", "o.>", "e.>", "p.>", "$JS.>", "$JS.API.>", "$KV.>", "$SYS.>",
             "_sk.>", "_sk.hub.>", "_sk.hub.news.>", "_sk.hub.join", "_sk.*.peer.>",
             "_sk.hub.beat.*",
-            "_INBOX.>", "_INBOX.hub.>", "_INBOX.hub.admin.>", "_INBOX.hub.sdk.>", "_INBOX.*.join.>",
+            "_INBOX.>", "_INBOX_sk.hub.>", "_INBOX_sk.hub.admin.>", "_INBOX_sk.hub.sdk.>",
+            "_INBOX_sk.*.join.>",
             "$JS.M.>", "$JS.ACK.>",
         ):  # fmt: skip
             assert not await visit.may_subscribe(subject), subject
@@ -334,7 +335,7 @@ async def test_the_agent_answers_nowhere_but_to_the_asker(fabric: LocalFabric) -
         await client.create_topic("victim")
         async with visitor(fabric) as visit:
             for target in ("s.hub.1.victim", "$KV.skerry.site.evil", "o.hub.victim"):
-                visit.connection.write(b"PUB _sk.hub.join %b 2\r\n{}\r\n" % target.encode())
+                visit.connection.publish("_sk.hub.join", b"{}", reply=target)
             reply = await visit.connection.request("_sk.hub.join", b"{}", timeout=20)
             assert b"BadSetting" in reply.data  # behind the others, so they had their chance
         assert await client.latest_index("victim") == 0

@@ -28,8 +28,10 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from skerry import Client, SkerryError, connect, errors
 from skerry.engine.address import Address
+from skerry.engine.jetstream import JetStream
+from skerry.engine.lines import Frame
 from skerry.engine.wire import Connection
-from skerry.testing import LocalSite
+from skerry.testing import LocalFabric, LocalSite
 from tests.conftest import until
 from tests.live.faults import nats_server, refused
 
@@ -338,7 +340,7 @@ _numbers = itertools.count()
 
 
 @contextlib.asynccontextmanager
-async def intruder(site: LocalSite, user: str) -> AsyncIterator[Intruder]:
+async def intruder(site: LocalSite, user: str, name: str = "local") -> AsyncIterator[Intruder]:
     address = address_of(site, user)
     denials: list[str] = []
 
@@ -349,7 +351,7 @@ async def intruder(site: LocalSite, user: str) -> AsyncIterator[Intruder]:
         str(address),
         user=user,
         password=address.password,
-        inbox_prefix=b"_INBOX" if user == "plain" else f"_INBOX.local.{user}".encode(),
+        inbox_prefix=b"_INBOX" if user == "plain" else f"_INBOX_sk.{name}.{user}".encode(),
         error_cb=on_error,
     )
     try:
@@ -390,37 +392,88 @@ async def test_the_sdk_user_cannot_use_the_administrators_services(
         await client.set_topic("victim", max_events=1)
 
 
-async def test_the_sdk_user_cannot_get_there_through_a_consumer(
+async def test_the_sdk_user_cannot_get_there_through_what_the_engine_sends_for_it(
     site: LocalSite, client: Client, admin: Client, victim: str
 ) -> None:
-    """The engine delivers a push consumer's messages wherever its maker says. An event that looks
-    like a request must not reach the administrators' services that way."""
+    """The engine sends events wherever a reader says: those of a push consumer, of a pull, of a
+    direct get. An event that looks like a request must not reach the administrators' services so.
+    """
     await client.create_topic("bait")
     await client.publish("bait", json.dumps({"name": "victim"}))
+    heard: list[str] = []
+    ear = await Connection.open(address_of(site, "admin"))
+    ear.subscribe("_sk.local.admin.>", lambda subject, *_: heard.append(subject.decode()))
+    await ear.request("$JS.API.INFO", timeout=20)
     async with intruder(site, "sdk") as sdk:
-        inbox = await sdk.client.subscribe("_INBOX.local.sdk.mine")
-        for name, subject in (("trap", "_sk.local.admin.topic.delete"), ("mine", inbox.subject)):
-            config = {"name": name, "deliver_subject": subject, "ack_policy": "explicit"}
-            body = json.dumps({"stream_name": "t~bait", "config": config}).encode()
-            call = f"$JS.API.CONSUMER.CREATE.t~bait.{name}"
-            answer = await sdk.client.request(call, body, timeout=20)
-            assert "error" not in json.loads(answer.data)
-        assert b"victim" in (await inbox.next_msg(20)).data  # so the trap had its chance too
+        inbox = await sdk.client.subscribe("_INBOX_sk.local.sdk.mine")
+        for target in ("_sk.local.admin.topic.delete", inbox.subject):
+            push = {"name": f"push-{len(target)}", "deliver_subject": target}
+            pull = {"name": f"pull-{len(target)}", "ack_policy": "none"}
+            for config in (push, pull):
+                body = json.dumps({"stream_name": "t~bait", "config": config}).encode()
+                call = f"$JS.API.CONSUMER.CREATE.t~bait.{config['name']}"
+                answer = await sdk.client.request(call, body, timeout=20)
+                assert "error" not in json.loads(answer.data)
+            more = f"$JS.API.CONSUMER.MSG.NEXT.t~bait.{pull['name']}"
+            await sdk.client.publish(more, b'{"batch":1}', reply=target)
+            got = b'{"last_by_subj":"e.bait"}'
+            await sdk.client.publish("$JS.API.DIRECT.GET.t~bait", got, reply=target)
+        for _ in range(3):
+            assert b"victim" in (await inbox.next_msg(20)).data  # so each had its chance there too
+    await until(lambda: len(heard) >= 2)  # the engine did send them: the pull's and the get's
+    await ear.close()
     assert (await admin.status()).topics == 2  # asked of the same services, so behind it
+
+
+async def test_the_sdk_user_reads_topics_and_nothing_else(site: LocalSite, victim: str) -> None:
+    async with intruder(site, "sdk") as sdk:
+        for stream in ("outbox", "KV_skerry", "$MQTT_msgs", "$MQTT_sess"):
+            for call in ("CREATE", "DELETE", "INFO", "MSG.NEXT"):
+                assert await sdk.is_denied(f"$JS.API.CONSUMER.{call}.{stream}.c", b"{}"), call
+        for stream in ("outbox", "$MQTT_msgs", "$MQTT_sess"):
+            assert await sdk.is_denied(f"$JS.API.DIRECT.GET.{stream}", b'{"seq":1}')
+        for subject in (f"DIRECT.GET.{victim}", f"CONSUMER.INFO.{victim}.c"):
+            assert not await sdk.is_denied(f"$JS.API.{subject}", b'{"seq":1}')
+
+
+@pytest.mark.parametrize("user", ["sdk", "plain", "functions"])
+async def test_nobody_but_the_site_writes_the_records_of_feeds(
+    site: LocalSite, client: Client, user: str
+) -> None:
+    async with intruder(site, user) as other:
+        for topic in ("feeds.local.about", "feeds.local.about.x", "feeds.far.about.x"):
+            if user == "plain":  # which the engine maps to the next
+                await other.client.publish(f"p.{topic}", b"no record")
+                assert f's.local.0.{topic}"' in await other._answers()
+                other.denials.clear()
+            assert await other.is_denied(f"s.local.0.{topic}", b"no record"), topic
+        assert await other.is_denied("s.local.0.feeds.local.queries.q") == (user != "sdk")
+        assert not await other.is_denied("s.local.0.feeds.local.log.x")
+    if user == "sdk":
+        for name in ("feeds", "feeds/local", "feeds/local/about", "feeds/local/about/x"):
+            with refused(errors.AccessDenied, name, "Skerry's own"):
+                await client.create_topic(name)
+        async with await client.feed({"a": 1}):  # the site itself may
+            assert len(await client.feeds()) == 1
 
 
 async def test_the_sdk_user_cannot_listen_to_others(site: LocalSite) -> None:
     async with intruder(site, "sdk") as sdk:
-        inboxes = ["_INBOX.>", "_INBOX.local.>", "_INBOX.local.admin.>", "_INBOX.local.plain.>"]
+        inboxes = [
+            "_INBOX.>",
+            "_INBOX_sk.local.>",
+            "_INBOX_sk.local.admin.>",
+            "_INBOX_sk.local.plain.>",
+        ]
         for subject in [*inboxes, *DELIVERY]:
             assert await sdk.is_deaf(subject), subject
-        assert not await sdk.is_deaf("_INBOX.local.sdk.mine")
+        assert not await sdk.is_deaf("_INBOX_sk.local.sdk.mine")
         assert not await sdk.is_deaf("t.victim")
 
 
 async def test_the_sdk_user_cannot_forge_what_is_delivered(site: LocalSite, victim: str) -> None:
     async with intruder(site, "sdk") as sdk:
-        for subject in ("e.victim", "t.victim", "_INBOX.local.admin.x", "s.other.victim"):
+        for subject in ("e.victim", "t.victim", "_INBOX_sk.local.admin.x", "s.other.victim"):
             assert await sdk.is_denied(subject), subject
 
 
@@ -435,52 +488,109 @@ async def test_a_plain_user_can_do_nothing_but_publish_and_receive(
         consumer = f"$JS.API.CONSUMER.CREATE.{victim}.c"
         for subject in (consumer, f"$JS.ACK.{victim}.c.1.1.1.1.0", "$MQTT.msgs.t.victim"):
             assert await plain.is_denied(subject), subject
-        for subject in ("e.victim", "t.victim", "_sk.local.open.status", "_INBOX.local.sdk.x"):
+        for subject in ("e.victim", "t.victim", "_sk.local.open.status", "_INBOX_sk.local.sdk.x"):
             assert await plain.is_denied(subject), subject
         for subject in ("f.local.victim", "q.out.other", "q.in.some.one"):
             assert await plain.is_denied(subject), subject
         for subject in [*DELIVERY, "q.in.*", "q.>", "_sk.local.query.>"]:
             assert await plain.is_deaf(subject), subject
-        assert await plain.is_deaf("_INBOX.local.sdk.>")
+        assert await plain.is_deaf("_INBOX_sk.local.sdk.>")
         assert not await plain.is_deaf("t.>")
 
 
-async def test_a_plain_users_answers_cannot_be_sent_where_they_do_harm(
-    site: LocalSite, admin: Client, victim: str
-) -> None:
-    """A publisher says where its acknowledgement goes; the engine does not check its right to
-    publish there."""
-    async with intruder(site, "plain") as plain:
-        await plain.client.publish("p.bait", b"", reply=f"$JS.API.STREAM.PURGE.{victim}")
-        for call in ("PURGE", "DELETE"):
-            reply = f"$JS.API.STREAM.{call}.{victim}"
-            await plain.client.publish("p.bait", b"", reply=reply)
-        await plain.client.publish("p.bait", b"", reply="_sk.local.admin.topic.delete")
-        await plain.client.flush(20)
-    assert (await admin.topic("victim")).events == 3
-
-
-async def test_a_plain_user_does_not_hear_what_the_sdk_is_answered(
-    site: LocalSite, client: Client
-) -> None:
-    """It may listen to `_INBOX.>`, where its own answers come; those of others stay out."""
+async def test_a_plain_user_hears_no_answers_but_those_to_plain_users() -> None:
+    """It may listen to `_INBOX.>`, where its own answers come. Those to others stay out, also of
+    the users of other sites, which the engine here gives."""
     heard: list[str] = []
 
     async def on_message(message: Msg) -> None:
         heard.append(message.subject)
 
-    async with intruder(site, "plain") as plain, intruder(site, "plain") as other:
+    async with (
+        LocalFabric(["hub", "farm"]) as fabric,
+        fabric.connect("farm") as client,
+        fabric.connect("hub", "admin") as far,
+        intruder(fabric["farm"], "plain", "farm") as plain,
+        intruder(fabric["farm"], "plain", "farm") as other,
+    ):
+        for subject in ("_INBOX_sk.>", "_INBOX_sk.hub.>", "_INBOX_sk.*.admin.>", "*.hub.admin.>"):
+            assert await plain.is_deaf(subject), subject
         await plain.client.subscribe("_INBOX.>", cb=on_message)
         await plain.client.flush(20)
         await client.create_topic("t")
-        await client.publish("t", "x")
-        async with client.publisher("t") as publisher:
-            await publisher.send("y")
-        assert [event.data async for event in client.read("t")] == [b"x", b"y"]
-        await other.client.request("p.t", b"z", timeout=20)
+        for each in (client, far):
+            await each.publish("t", "x")
+            async with each.publisher("t") as publisher:
+                await publisher.send("y")
+            assert len([event async for event in each.read("t")]) >= 2
+        answer = await other.client.request("p.t", b"z", timeout=20)
         await until(lambda: bool(heard))
         await plain.client.flush(20)
-    assert [subject for subject in heard if subject.startswith("_INBOX.local.")] == []
+    assert heard == [answer.subject]
+
+
+# Names that are more than a name
+
+
+async def test_a_name_cannot_bring_a_command_along(
+    site: LocalSite, client: Client, victim: str
+) -> None:
+    """What clients call things goes into lines that the agent writes with all its rights."""
+    await client.create_topic("bait")
+    await client.publish("bait", "x")
+    connection = await Connection.open(address_of(site, "admin"))
+    try:
+
+        def trick(stream: str) -> str:
+            command = f'PUB $JS.API.STREAM.MSG.DELETE.{stream} 9\r\n{{"seq":1}}\r\n'
+            return f"x 0\r\n\r\n{command}PUB y"
+
+        # The engine does what such a line says.
+        connection.write(Frame(f"PUB {trick('t~bait')} 0\r\n\r\n".encode()))
+        await connection.request("$JS.API.INFO", timeout=20)
+        assert (await client.topic("bait")).events == 0
+        name = trick(victim)
+        for write in (
+            lambda: connection.publish(name),
+            lambda: connection.publish("x", reply=name),
+            lambda: connection.publish("x", reply=name, head=b"NATS/1.0\r\n\r\n"),
+            lambda: connection.subscribe(name, lambda *_: None),
+        ):
+            with pytest.raises(errors.BadName):
+                write()
+        with pytest.raises(errors.BadName):
+            await connection.request(name, timeout=1)
+        with pytest.raises(errors.BadName):
+            await JetStream(connection).consumer(victim, name)
+        await connection.request("$JS.API.INFO", timeout=20)  # what was written is done by now
+    finally:
+        await connection.close()
+
+
+async def test_nor_can_what_is_asked_of_a_site_in_a_fabric() -> None:
+    async with LocalFabric(["hub"]) as fabric, fabric.connect("hub") as client:
+        for name in ("bait", "victim"):
+            await client.create_topic(name)
+        for service, fields in (
+            ("topic.want", {"name": "bait", "durable": "%"}),
+            ("progress", {"name": "bait", "inbox": "%"}),
+            ("topic.want", {"name": "%"}),
+            ("topic.find", {"name": "%"}),
+            ("reach", {"sites": ["%"]}),
+            ("unsubscribe", ["bait", "%"]),
+        ):
+            text = json.dumps(fields)
+            trick = "x 0\r\n\r\nPUB $JS.API.STREAM.DELETE.t~victim 0\r\n\r\nPUB y"
+            asked = text.replace('"%"', json.dumps(trick)).encode()
+            async with intruder(fabric["hub"], "sdk", "hub") as sdk:
+                answer = await sdk.client.request(f"_sk.hub.open.{service}", asked, timeout=20)
+            assert b"the request cannot be read" in answer.data, (service, answer.data)
+        # The way there is the right one: the same without the trick is answered.
+        async with intruder(fabric["hub"], "sdk", "hub") as sdk:
+            body = b'{"name":"bait","inbox":"_INBOX_sk.hub.sdk.x"}'
+            answer = await sdk.client.request("_sk.hub.open.progress", body, timeout=20)
+            assert b"error" not in answer.data
+        assert (await client.topic("victim")).events == 0
 
 
 # Secrets

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from skerry.engine.lines import Frame
 from skerry.log import kept
 from skerry.log.frames import InFlight
 from skerry.log.kept import Kept
@@ -15,7 +16,7 @@ from skerry.model.topic import TopicSettings
 
 
 def event(size: int = 10) -> InFlight:
-    return asyncio.get_running_loop().create_future(), b"x" * size, 0.0, "t"
+    return asyncio.get_running_loop().create_future(), Frame(b"x" * size), 0.0, "t"
 
 
 def entry(*lineage: tuple[int, int]) -> TopicEntry:

@@ -253,6 +253,14 @@ def _check_status(status: SiteStatus) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield Finding("restarts", "ok", "the engine never died since the start")
+    if status.set_aside:
+        yield Finding(
+            "records", "warning",
+            f"{count(len(status.set_aside), 'record')} cannot be read or do not fit, and are set "
+            f"aside: {', '.join(status.set_aside)}",
+            "The site's log says why. What was there before counts until something good is "
+            "written; change or deploy anew what they are about.",
+        )  # fmt: skip
 
 
 def check_log(file: Path) -> Iterator[Finding]:

@@ -20,6 +20,7 @@ from skerry.errors import SkerryError
 from skerry.log.frames import new_id
 from skerry.log.route import Routes
 from skerry.model.placement import SETTINGS_KEY, PlacementSettings, TopicUse, Usage, usage_subject
+from skerry.model.records import read
 
 LINGER = 15.0
 """Seconds after its last event that a client still counts as a publisher; three periods."""
@@ -134,10 +135,7 @@ class UsageReporter(Listener):
         self._take(data or None)
 
     def _take(self, data: bytes | None) -> None:
-        try:
-            settings = msgspec.json.decode(data, type=PlacementSettings) if data else None
-        except msgspec.DecodeError:
-            settings = None
+        settings = read(data, PlacementSettings, SETTINGS_KEY) if data else None
         self._period = None if settings is None else settings.period
         self._next = 0.0
         self._look(self._connection.now())

@@ -7,6 +7,9 @@ elsewhere: after a reconnect everything is read anew. They always hear of a key'
 perhaps not of one that was soon replaced: a copy takes what the origin still has. Reading is local
 and goes on while the origin is away. Writing is compare-and-set at the origin, by the revision that
 the writer has seen.
+
+What cannot be read, or does not belong where it stands, is set aside (`skerry.model.records`): the
+value before it counts, and the next write takes its place.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from skerry.engine.pull import NANO
 from skerry.engine.wire import NO_RESPONDERS, Listener
 from skerry.errors import Conflict, EngineError, SkerryError, Unavailable
 from skerry.model.event import ACK_PREFIX, ID_HEADER, index_of, parse_headers
+from skerry.model.fabric import fits, kind_of
+from skerry.model.records import ASIDE, read
 
 log = logging.getLogger("skerry.directory")
 
@@ -108,10 +113,10 @@ class Store(Listener):
         prefix = news_subject(self.site)
 
         def on_news(subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
-            fields = parse_headers(head)
-            key = subject[len(prefix) :].decode()
-            revision = int(fields["Nats-Sequence"])
-            self._take(key, revision, None if _is_deletion(fields) else data)
+            news = news_of(subject, reply, head)
+            if news is not None:
+                key, revision, is_gone = news
+                self._take(key, revision, None if is_gone else data)
 
         self._sid = self._connection.subscribe(prefix + ">", on_news)
         self._connection.listen(self)
@@ -130,7 +135,7 @@ class Store(Listener):
     def get(self, key: str, kind: type[T]) -> T | None:
         """The value of `key` in this site's copy."""
         entry = self._entries.get(key)
-        return None if entry is None else msgspec.json.decode(entry.value, type=kind)
+        return None if entry is None else read(entry.value, kind, key, is_newest=False)
 
     def revision(self, key: str) -> int:
         """The revision to name when changing `key`; 0: it never was there."""
@@ -139,10 +144,11 @@ class Store(Listener):
     def all(self, prefix: str, kind: type[T]) -> dict[str, T]:
         """All values whose key begins with `prefix`, which ends with a dot, by the rest of the
         key. Takes as long as there are such values, however large the store is."""
-        return {
-            key[len(prefix) :]: msgspec.json.decode(entry.value, type=kind)
+        found = {
+            key[len(prefix) :]: read(entry.value, kind, key, is_newest=False)
             for key, entry in self._groups.get(prefix, {}).items()
         }
+        return {key: value for key, value in found.items() if value is not None}
 
     def keys(self, prefix: str) -> list[str]:
         """The rest of all keys that begin with `prefix`, which ends with a dot."""
@@ -316,9 +322,7 @@ class Store(Listener):
             if left:
                 body = msgspec.json.encode({"batch": left, "expires": int(WRITE_TIME * NANO)})
                 subject = f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.{name}"
-                self._connection.write(
-                    b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), inbox.encode(), len(body), body)
-                )
+                self._connection.publish(subject, body, reply=inbox)
                 async with asyncio.timeout(WRITE_TIME):
                     await done.wait()
         except (Down, TimeoutError):
@@ -335,8 +339,12 @@ class Store(Listener):
         if revision <= self._revisions.get(key, 0):
             return
         self._revisions[key] = revision
+        kind = kind_of(key)
         if value is None:
+            ASIDE.forget(key)
             self._remove(key)
+        elif kind and read(value, kind, key, fits=lambda record: fits(key, record)) is None:
+            return  # what was there before still counts
         else:
             self._entries[key] = entry = Entry(revision, value)
             for group in _groups(key):
@@ -358,6 +366,19 @@ class Store(Listener):
 def _groups(key: str) -> list[str]:
     """The beginnings of `key` that end with a dot."""
     return [key[: place + 1] for place, letter in enumerate(key) if letter == "."]
+
+
+def news_of(subject: bytes, reply: bytes, head: bytes) -> tuple[str, int, bool] | None:
+    """The key that changed, its revision, and whether it is gone; None: that did not come out of
+    the store. The engine says in the headers what it tells again. It sends other things as well
+    to whatever subject somebody names for an answer: those have a reply, another subject, or
+    headers that name another stream."""
+    key = subject.partition(b".news.")[2].decode()
+    fields = parse_headers(head)
+    if reply or fields.get("Nats-Stream") != STREAM or fields.get("Nats-Subject") != PREFIX + key:
+        log.warning("news of %s that are not the store's are not believed", key or subject.decode())
+        return None
+    return key, int(fields["Nats-Sequence"]), _is_deletion(fields)
 
 
 def _is_deletion(fields: dict[str, str]) -> bool:

@@ -28,7 +28,7 @@ import msgspec
 from skerry.config import SiteSettings
 from skerry.engine.address import Address, host_port, write_secret
 from skerry.engine.folder import Folder, unwritable
-from skerry.model.names import OWN
+from skerry.model.names import INBOX, OWN, inbox_of
 
 USERS = ("admin", "sdk", "plain", "functions")
 FABRIC_USERS = ("system", "join")
@@ -36,11 +36,26 @@ ACCOUNT = "SKERRY"
 SYSTEM_ACCOUNT = "SYSTEM"
 
 READ_API = (
-    "INFO", "STREAM.NAMES", "STREAM.LIST", "STREAM.INFO.*", "DIRECT.GET.*", "CONSUMER.CREATE.>",
-    "CONSUMER.INFO.*.*", "CONSUMER.MSG.NEXT.*.*", "CONSUMER.DELETE.*.*", "CONSUMER.NAMES.*",
+    "STREAM.NAMES", "STREAM.LIST", "STREAM.INFO.*", "DIRECT.GET.*", "CONSUMER.CREATE.>",
+    "CONSUMER.INFO.*.*", "CONSUMER.MSG.NEXT.*.*", "CONSUMER.DELETE.*.*",
 )  # fmt: skip
 """What of JetStream's API a client needs to read and to subscribe."""
 
+_MQTT = ("$MQTT_msgs", "$MQTT_rmsgs", "$MQTT_sess", "$MQTT_qos2in", "$MQTT_out")
+INNER_API = tuple(
+    f"{api}.{call}"
+    for api in ("$JS.API", "$JS.*.API")
+    for call in (
+        *(f"DIRECT.GET.{stream}" for stream in ("outbox", *_MQTT)),
+        *(
+            f"CONSUMER.{what}.{stream}.>"
+            for stream in ("outbox", "KV_skerry", *_MQTT)
+            for what in ("CREATE", "DELETE", "INFO", "MSG.NEXT")
+        ),
+    )
+)
+"""What of it touches streams that are no topics: the outbox, MQTT's sessions, the directory, of
+which clients look up single keys. The logs of topics they may read."""
 
 LINK_API = (
     "STREAM.INFO.*", "CONSUMER.CREATE.>", "CONSUMER.DELETE.*.*", "CONSUMER.MSG.NEXT.*.*",
@@ -48,14 +63,20 @@ LINK_API = (
 )  # fmt: skip
 """What of a site's JetStream API its peers use: to follow its logs, and to write to the store."""
 
-OWN_SUBJECTS = tuple(
-    f"{prefix}.{own}{rest}"
-    for own in OWN
-    for prefix in ("s.*.*", "o.*", "p")
-    for rest in ("", ".>")
-)
-"""Every subject that an event of a topic of Skerry's own can be written on: what is written there
-decides which code runs, and where topics live."""
+
+def _written(*topics: str) -> tuple[str, ...]:
+    """Every subject that an event of these topics, and of those below, can be written on."""
+    return tuple(
+        f"{prefix}.{topic}{rest}"
+        for topic in topics
+        for prefix in ("s.*.*", "o.*", "p")
+        for rest in ("", ".>")
+    )
+
+
+OWN_SUBJECTS = _written(*OWN, "feeds.*.about")
+"""Where topics of Skerry's own are written: what is written there decides which code runs, where
+topics live, and which feeds there are."""
 
 LINK_RECONNECT = "500ms"
 """Before the engine dials a lost link again. Longer than a publisher needs to notice that what it
@@ -103,7 +124,7 @@ class Wiring(msgspec.Struct, frozen=True):
 
 def rights(site: str, user: str, in_fabric: bool = False) -> dict[str, Any] | None:
     """What `user` may publish and subscribe to; None: everything in the account."""
-    inbox = f"_INBOX.{site}.{user}.>"
+    inbox = f"{inbox_of(site, user)}.>"
     if user in ("sdk", "functions"):
         api = [f"$JS.API.{call}" for call in READ_API]
         write = [f"s.{site}.>"]
@@ -113,10 +134,12 @@ def rights(site: str, user: str, in_fabric: bool = False) -> dict[str, Any] | No
             # What an event did is looked up at the home of where it went to.
             write += [f"$JS.*.API.{call}" for call in LINK_API if not call.startswith("$KV")]
         denied = [one for one in OWN_SUBJECTS if user == "sdk" or ".functions" not in one]
+        if user == "functions":
+            denied += _written("feeds.*.queries")
         return {
             "publish": {
                 "allow": [*write, f"_sk.{site}.open.>", "$JS.ACK.>", *api],
-                "deny": denied,
+                "deny": [*denied, *INNER_API],
             },
             "subscribe": {
                 "allow": [inbox, "t.>", "f.>", f"_sk.{site}.news.>", f"_sk.{site}.query.>"]
@@ -126,13 +149,10 @@ def rights(site: str, user: str, in_fabric: bool = False) -> dict[str, Any] | No
         return {
             "publish": {
                 "allow": [f"o.{site}.>" if in_fabric else f"s.{site}.>", "q.in.*"],
-                "deny": list(OWN_SUBJECTS),
+                "deny": [*OWN_SUBJECTS, *_written("feeds.*.queries")],
             },
             # MQTT's `t/#` takes in the level above: the engine asks for `t` as well.
-            "subscribe": {
-                "allow": ["t", "t.>", "f.>", "q.out.*", "_INBOX.>"],
-                "deny": [f"_INBOX.{site}.>"],
-            },
+            "subscribe": {"allow": ["t", "t.>", "f.>", "q.out.*", "_INBOX.>"]},
         }
     if user == "join":
         return {
@@ -157,7 +177,7 @@ def link_rights(site: str, peer: str) -> dict[str, Any]:
 
 def _addressed_to(site: str, sender: str) -> list[str]:
     return [
-        f"s.{site}.>", f"_INBOX.{site}.>", f"$JS.M.{site}.>", "$JS.ACK.>", "$JS.FC.>", "$JSC.R.*",
+        f"s.{site}.>", f"{INBOX}.{site}.>", f"$JS.M.{site}.>", "$JS.ACK.>", "$JS.FC.>", "$JSC.R.*",
         f"_sk.{site}.open.>", f"_sk.{site}.peer.>", f"_sk.{site}.beat.{sender}",
         f"f.{sender}.>",
         *[f"$JS.{site}.API.{call}" for call in LINK_API],

@@ -12,7 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol, cast
 
+from skerry.engine import lines
 from skerry.engine.address import Address
+from skerry.engine.lines import Frame
 from skerry.errors import AccessDenied
 
 log = logging.getLogger("skerry.wire")
@@ -73,7 +75,7 @@ class Link(asyncio.Protocol):
         self._pings: deque[float] = deque()
         """When those were sent that are not answered yet."""
         self._error: Exception | None = None
-        self._out: list[bytes] = []
+        self._out: list[Frame] = []
         self._out_bytes = 0
         self._flushing = False
         self._parts: list[bytes] = []
@@ -95,12 +97,12 @@ class Link(asyncio.Protocol):
                 future.exception()
         self._owner.on_link_lost(self, self._error or error)
 
-    def route(self, sid: bytes, subject: bytes, handler: Handler, run: Run | None) -> bytes:
+    def route(self, sid: bytes, subject: bytes, handler: Handler, run: Run | None) -> Frame:
         """Send messages of subscription `sid` there; return the line that asks for them."""
         self.handlers[sid] = handler
         if run is not None:
             self.runs[sid] = run
-        return b"SUB %b %b\r\n" % (subject, sid)
+        return lines.sub(subject, sid)
 
     def abort(self, error: Exception) -> None:
         self._error = error
@@ -122,12 +124,12 @@ class Link(asyncio.Protocol):
             self.ping()
         return now - self._asked >= 2 * interval
 
-    def ping(self, before: bytes = b"") -> None:
+    def ping(self, before: Frame | None = None) -> None:
         """Ask for a sign of life; how long it takes is noted in `trips`."""
         self._pings.append(self._loop.time())
-        self.write(before + b"PING\r\n")
+        self.write(lines.PING if before is None else lines.joined([before, lines.PING]))
 
-    def write(self, frame: bytes) -> None:
+    def write(self, frame: Frame) -> None:
         self._out.append(frame)
         self._out_bytes += len(frame)
         if self._out_bytes >= FLUSH_BYTES:
@@ -214,7 +216,7 @@ class Link(asyncio.Protocol):
 
     def _control(self, line: bytes) -> None:
         if line == b"PING":
-            self.write(b"PONG\r\n")
+            self.write(lines.PONG)
         elif line == b"PONG":
             if self._pings:
                 self.trips.append(self._loop.time() - self._pings.popleft())

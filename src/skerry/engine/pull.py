@@ -122,7 +122,7 @@ class Pull:
         if not self._open:
             self._heard = self._connection.now()
         try:
-            self._connection.write(b"PUB %b %b %d\r\n%b\r\n" % (self._next, inbox, len(body), body))
+            self._connection.publish(self._next, body, reply=inbox)
         except Down:
             self.stop()
             return

@@ -12,7 +12,6 @@ the caller, who knows whether it may send twice, decides.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import random
 import secrets
@@ -23,10 +22,13 @@ from typing import NamedTuple
 import msgspec
 
 from skerry.config import ClientSettings
+from skerry.engine import lines
 from skerry.engine.address import Address
+from skerry.engine.lines import Frame
 from skerry.engine.link import Down, Handler, Link, Run, denied
 from skerry.errors import AccessDenied, EngineUnfit, SkerryError, Unavailable
 from skerry.model.event import status_of
+from skerry.model.names import inbox_of
 from skerry.model.placement import TopicUse
 
 log = logging.getLogger("skerry.wire")
@@ -205,7 +207,7 @@ class Connection:
 
     # Sending
 
-    def write(self, frame: bytes) -> None:
+    def write(self, frame: Frame) -> None:
         """Send `frame`, a whole protocol message. Raises `Down` if the connection is not up."""
         if self._link is None:
             raise Down
@@ -222,9 +224,16 @@ class Connection:
         else:
             self._room.set()
 
-    def publish(self, subject: str, data: bytes = b"") -> None:
-        """Send a message and expect no answer."""
-        self.write(b"PUB %b %d\r\n%b\r\n" % (subject.encode(), len(data), data))
+    def publish(
+        self,
+        subject: str | bytes,
+        data: bytes = b"",
+        *,
+        reply: str | bytes = b"",
+        head: bytes = b"",
+    ) -> None:
+        """Send a message. Who wants an answer listens on `reply`. Raises `Down`."""
+        self.write(lines.pub(subject, data, reply, head))
 
     async def request(
         self, subject: str, data: bytes = b"", head: bytes = b"", *, timeout: float
@@ -235,14 +244,7 @@ class Connection:
         self._next_request += 1
         future: asyncio.Future[Reply] = self._loop.create_future()
         inbox = f"{self.inbox}.r.".encode() + token
-        if head:
-            size = len(head)
-            frame = b"HPUB %b %b %d %d\r\n%b%b\r\n" % (
-                subject.encode(), inbox, size, size + len(data), head, data
-            )  # fmt: skip
-        else:
-            frame = b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), inbox, len(data), data)
-        self.write(frame)
+        self.publish(subject, data, reply=inbox, head=head)
         self._requests[token] = (subject, future)
         timer = self._loop.call_later(timeout, self._expire, token)
         try:
@@ -267,23 +269,23 @@ class Connection:
         """Have `handler` called for each message on `subject`, also after reconnecting."""
         sid = b"%d" % self._next_sid
         self._next_sid += 1
-        self._subscriptions[sid] = (subject.encode(), handler, run)
+        raw = lines.word(subject)
+        self._subscriptions[sid] = (raw, handler, run)
         if self._link is not None:
-            self._link.write(self._link.route(sid, subject.encode(), handler, run))
+            self._link.write(self._link.route(sid, raw, handler, run))
         return sid
 
     def unsubscribe(self, sid: bytes) -> None:
         """Undo `subscribe`."""
-        self._subscriptions.pop(sid, None)
-        if self._link is not None:
+        if self._subscriptions.pop(sid, None) is not None and self._link is not None:
             self._link.handlers.pop(sid, None)
             self._link.runs.pop(sid, None)
-            self._link.write(b"UNSUB %b\r\n" % sid)
+            self._link.write(lines.unsub(sid))
 
     def leave(self, sid: bytes) -> None:
         """Ask the engine to send no more for `sid`; what is under way still reaches the handler."""
         if self._link is not None:
-            self._link.write(b"UNSUB %b\r\n" % sid)
+            self._link.write(lines.unsub(sid))
 
     def listen(self, listener: Listener) -> None:
         """Tell `listener` of what happens from now on."""
@@ -360,7 +362,7 @@ class Connection:
         return subject
 
     def _inbox_at(self, address: Address) -> str:
-        return f"_INBOX.{address.site}.{address.user or 'x'}.{self._token}"
+        return f"{inbox_of(address.site, address.user or 'x')}.{self._token}"
 
     async def _dial(self, address: Address) -> Link:
         async with asyncio.timeout(self.settings.connect_timeout):
@@ -390,11 +392,11 @@ class Connection:
                         f"{address} does not speak TLS, and the address asks for it",
                         "Start the site with --tls-cert and --tls-key, or write nats:// instead.",
                     )
-                lines = [b"CONNECT " + self._hello(address) + b"\r\n"]
+                frames = [lines.connect(self._hello(address))]
                 for sid, (subject, handler, run) in self._subscriptions.items():
                     moved = self._moved(subject, address)
-                    lines.append(link.route(sid, moved, handler, run))
-                link.ping(b"".join(lines))
+                    frames.append(link.route(sid, moved, handler, run))
+                link.ping(lines.joined(frames))
                 await link.welcome
             except BaseException:
                 transport.abort()
@@ -402,24 +404,22 @@ class Connection:
         self.info = info
         return link
 
-    def _hello(self, address: Address) -> bytes:
-        return json.dumps(
-            {
-                "verbose": False,
-                "pedantic": False,
-                "headers": True,
-                "no_responders": True,
-                "echo": True,
-                "protocol": 1,
-                "lang": "python-skerry",
-                "version": "1",
-                "name": self._name,
-                "user": address.user,
-                "pass": address.password,
-                "auth_token": address.token,
-                "tls_required": address.tls,
-            }
-        ).encode()
+    def _hello(self, address: Address) -> dict[str, object]:
+        return {
+            "verbose": False,
+            "pedantic": False,
+            "headers": True,
+            "no_responders": True,
+            "echo": True,
+            "protocol": 1,
+            "lang": "python-skerry",
+            "version": "1",
+            "name": self._name,
+            "user": address.user,
+            "pass": address.password,
+            "auth_token": address.token,
+            "tls_required": address.tls,
+        }
 
     def _come_up(self, link: Link, address: Address) -> None:
         if link.lost:

@@ -15,10 +15,12 @@ from skerry.engine.wire import Connection
 from skerry.errors import SkerryError
 from skerry.fabric.tasks import Tasks
 from skerry.model.control import Answer, Fault
+from skerry.model.names import INBOX
 
 log = logging.getLogger("skerry.site")
 
 T = TypeVar("T")
+_INBOX = f"{INBOX}.".encode()
 
 
 class Service(NamedTuple):
@@ -61,7 +63,7 @@ class Control:
 
     def _on_request(self, subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
         name = subject.decode()[len(self._prefix) :]
-        if reply.startswith(b"_INBOX."):  # nobody is answered into a log or the directory
+        if reply.startswith(_INBOX):  # nobody is answered into a log or the directory
             self._tasks.spawn(self._answer(name, reply.decode(), data))
 
     async def call(self, name: str, data: bytes) -> bytes:

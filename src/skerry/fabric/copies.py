@@ -22,8 +22,6 @@ import logging
 from collections.abc import Collection, Iterable
 from typing import Any
 
-import msgspec
-
 from skerry.directory.store import Store
 from skerry.engine.jetstream import JetStream
 from skerry.engine.link import Down
@@ -499,7 +497,9 @@ class Copies:
                 last = self._store.get(f"gone.{local.stream}", int)
                 self._tasks.spawn(self._forget(local, last))
             return
-        entry = msgspec.json.decode(value, type=TopicEntry)
+        entry = self.entry(name)
+        if entry is None:
+            return
         if local is not None or self.site in entry.members:
             self._tasks.spawn(self.settle_quietly(entry))
 

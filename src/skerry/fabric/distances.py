@@ -36,6 +36,7 @@ from skerry.fabric.links import Links
 from skerry.fabric.tasks import Tasks
 from skerry.model.control import CoordinateInfo, RttInfo, RttRequest
 from skerry.model.fabric import Presence, SiteRecord, site_key, up_key
+from skerry.model.records import read
 
 log = logging.getLogger("skerry.fabric")
 
@@ -124,8 +125,8 @@ class Distances:
     def _on_presence(self, key: str, value: bytes | None) -> None:
         name = key.removeprefix("up.")
         if value is not None:
-            with contextlib.suppress(msgspec.DecodeError):
-                self._hear(name, msgspec.json.decode(value, type=Presence))
+            if (presence := read(value, Presence, key)) is not None:
+                self._hear(name, presence)
         elif name in self._heard:
             self._heard[name].is_there = False  # where it was is still the best guess
 

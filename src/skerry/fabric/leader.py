@@ -42,7 +42,7 @@ from skerry.model.fabric import (
     topic_key,
     up_key,
 )
-from skerry.model.names import check_topic, stream_of
+from skerry.model.names import TopicText, check_topic, stream_of
 from skerry.model.placement import pin_key
 from skerry.model.promotion import State, elect, next_epoch
 from skerry.model.topic import TopicSettings
@@ -60,7 +60,7 @@ RETRY = 0.3
 class SealRequest(msgspec.Struct):
     """Asks a member to seal copies: names and epochs."""
 
-    topics: list[tuple[str, int]]
+    topics: list[tuple[TopicText, int]]
 
 
 class Leader:

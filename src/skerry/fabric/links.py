@@ -29,7 +29,7 @@ from skerry.directory.store import Store
 from skerry.engine.conf import Inbound, Outbound, Ports, Wiring, write_conf
 from skerry.engine.folder import Folder
 from skerry.engine.link import Down
-from skerry.engine.nkeys import new_pair, public_key
+from skerry.engine.nkeys import is_public_key, new_pair, public_key
 from skerry.engine.system import LinkState, System
 from skerry.engine.wire import Connection
 from skerry.errors import Conflict, SkerryError, Unavailable
@@ -337,7 +337,7 @@ class Links:
         coordination = self._membership.coordination
         if self._store is not None:
             for record in self._store.all("link.", LinkRecord).values():
-                if record.acceptor == self.site and record.key:
+                if record.acceptor == self.site and is_public_key(record.key):
                     inbound.append(Inbound(record.dialer, record.key))
                 elif (
                     record.dialer == self.site and record.ready and record.acceptor != coordination

@@ -17,6 +17,7 @@ from skerry.directory.store import Store
 from skerry.errors import Conflict, MoveFailed, SkerryError
 from skerry.fabric.tasks import Tasks
 from skerry.model.fabric import TopicEntry, topic_key
+from skerry.model.names import TopicText
 from skerry.model.promotion import State, may_cut_over, next_epoch
 
 FREEZE = 5.0
@@ -32,7 +33,7 @@ Ask = Callable[..., Awaitable[bytes]]
 class FreezeRequest(msgspec.Struct):
     """Asks a home to shut for a move."""
 
-    name: str
+    name: TopicText
     epoch: int
     lease: float = FREEZE
 

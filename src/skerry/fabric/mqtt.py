@@ -136,7 +136,4 @@ class Mqtt:
         filed = self._filer.file(head)
         if filed is not None and self._events is not None:
             with contextlib.suppress(Down):
-                self._events.write(
-                    b"HPUB %b%b %d %d\r\n%b%b\r\n"
-                    % (FILED.encode(), subject, len(filed), len(filed) + len(data), filed, data)
-                )
+                self._events.publish(FILED.encode() + subject, data, head=filed)

@@ -26,7 +26,7 @@ from skerry.fabric.peers import Peers
 from skerry.fabric.streams import OUTBOX, source_config
 from skerry.fabric.tasks import Tasks
 from skerry.model.fabric import TopicEntry
-from skerry.model.names import is_within, outbox_subject
+from skerry.model.names import SiteText, TopicText, is_within, outbox_subject
 from skerry.model.promotion import State, write_quorum
 
 log = logging.getLogger("skerry.fabric")
@@ -46,8 +46,8 @@ class SourceRequest(msgspec.Struct):
     """Asks a home to read the outbox of `site`; with `via`, a hub to take it into its own outbox,
     because no link leads from there to the home."""
 
-    name: str
-    site: str
+    name: TopicText
+    site: SiteText
     via: bool = False
 
 

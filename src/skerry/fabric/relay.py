@@ -108,10 +108,7 @@ class Relay:
         self._holders.pop((stream, source), None)
         if subject := self._delivery.get((stream, source)):
             with contextlib.suppress(Down):
-                self._connection.write(
-                    b"HPUB %b %d %d\r\n%b\r\n"
-                    % (subject.encode(), len(_MISFIT), len(_MISFIT), _MISFIT)
-                )
+                self._connection.publish(subject, head=_MISFIT)
 
     def _on_question(self, subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
         words = subject.decode().split(".")
@@ -151,7 +148,7 @@ class Relay:
                     )
                     if answer.status != NO_RESPONDERS and b'"error":' not in answer.data:
                         self._holders[question.stream, question.source] = holder
-                        self._tell(reply, answer.data)
+                        self._connection.publish(reply, answer.data)
                         return
             except Down:
                 return
@@ -162,10 +159,7 @@ class Relay:
                     await changed.wait()
             wait = min(wait * 1.5, 0.2)
         with contextlib.suppress(Down):
-            self._tell(reply, _nobody(question.stream, data))
-
-    def _tell(self, reply: str, answer: bytes) -> None:
-        self._connection.write(b"PUB %b %d\r\n%b\r\n" % (reply.encode(), len(answer), answer))
+            self._connection.publish(reply, _nobody(question.stream, data))
 
 
 def _nobody(stream: str, asked: bytes) -> bytes:

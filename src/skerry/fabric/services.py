@@ -40,13 +40,14 @@ from skerry.model.control import (
 )
 from skerry.model.demands import settings_of
 from skerry.model.fabric import Presence, SiteRecord, TopicEntry, up_key
-from skerry.model.names import check_not_own
+from skerry.model.names import SubscriptionText, TopicText, check_not_own
 from skerry.model.topic import Topic
 
 if TYPE_CHECKING:
     from skerry.fabric.fabric import Fabric
 
 T = TypeVar("T")
+_Durable: type[tuple[str, str]] = tuple[TopicText, SubscriptionText]
 
 FIND_TIME = 3.0
 """Seconds that a topic which is not known here is looked for."""
@@ -55,7 +56,7 @@ FIND_TIME = 3.0
 class Reached(msgspec.Struct):
     """Asks a copy to say how far it is once it holds `last`, or `timeout` seconds are over."""
 
-    name: str
+    name: TopicText
     last: int
     timeout: float
 
@@ -63,8 +64,8 @@ class Reached(msgspec.Struct):
 class Taking(msgspec.Struct):
     """Asks for a durable subscription, to go on with it elsewhere."""
 
-    name: str
-    subscription: str
+    name: TopicText
+    subscription: SubscriptionText
 
 
 class Services:
@@ -97,7 +98,7 @@ class Services:
         serve("open.links", None, self._links.list)
         serve("open.rtt", RttRequest, self._part.distances.rtt)
         serve("open.coordinate", None, self._part.distances.info)
-        serve("open.unsubscribe", tuple[str, str], lambda r: copies.durables.forget(*r))
+        serve("open.unsubscribe", _Durable, lambda r: copies.durables.forget(*r))
         serve("admin.topic.create", TopicRequest, self._create_any)
         serve("admin.topic.set", TopicRequest, self._change)
         serve("admin.topic.delete", TopicName, self._led("topic.delete", NoneType))

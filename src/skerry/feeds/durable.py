@@ -25,6 +25,7 @@ from skerry.log.append import Publisher
 from skerry.model.control import TopicRequest
 from skerry.model.feeds import Feed, Left, Received
 from skerry.model.names import check_subscription, feed_queries
+from skerry.model.records import read
 
 SAVE = 0.5
 """Seconds between two writings of a position."""
@@ -108,7 +109,9 @@ class DurableQuery(QuerySubscription):
             return None
         with contextlib.suppress(IndexUnavailable):
             event = await self._reader.get(topic, latest)
-            state = msgspec.json.decode(event.data, type=State)
+            state = read(event.data, State, f"{topic} #{latest}")
+            if state is None:
+                return None
             if state.text != self.query.text:
                 raise BadSetting(
                     f"the durable query {self.name!r} asks something else: {state.text}",

@@ -97,11 +97,11 @@ class Homes:
         answers: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue()
         sid = connection.subscribe(inbox, lambda s, r, head, data: answers.put_nowait((head, data)))
         data = msgspec.json.encode(body)
-        subject = f"{api}DIRECT.GET.{stream_of(place.owner)}".encode()
+        subject = f"{api}DIRECT.GET.{stream_of(place.owner)}"
         try:
             if not here:
                 await self._routes.reach([place.home])
-            connection.write(b"PUB %b %b %d\r\n%b\r\n" % (subject, inbox.encode(), len(data), data))
+            connection.publish(subject, data, reply=inbox)
             while True:
                 async with asyncio.timeout(ANSWER):
                     head, data = await answers.get()

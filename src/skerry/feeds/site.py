@@ -42,7 +42,7 @@ from skerry.model.control import (
     RenewRequest,
     TopicRequest,
 )
-from skerry.model.feeds import Feed, apply, check_change, check_id, check_metadata
+from skerry.model.feeds import Feed, apply, check_change, check_id, check_metadata, read_feed
 from skerry.model.names import check_not_own, differences_subject, feed_log, feed_records
 from skerry.query.language import parse
 
@@ -362,7 +362,7 @@ class Feeds:
             (feed_records(self.site), {"keep_last": VERSIONS}),
         ):
             request = TopicRequest(name, settings)
-            await self._control.call("open.topic.create", msgspec.json.encode(request))
+            await self._control.call("admin.topic.create", msgspec.json.encode(request))
         if self._records is None:
             self._records = engine.publisher(feed_records(self.site))
             self._made.add(feed_records(self.site))
@@ -424,7 +424,8 @@ class Feeds:
                     async for event in events:
                         if not event.index % BREATH:
                             await asyncio.sleep(0)  # heartbeats and requests come in between
-                        self._take(msgspec.json.decode(event.data, type=Feed), event.index)
+                        if (feed := read_feed(event)) is not None:
+                            self._take(feed, event.index)
                         if event.index >= newest and not self._caught_up[name].is_set():
                             self._is_caught_up(name, site)
             except UnknownTopic:

@@ -38,8 +38,9 @@ from skerry.feeds.reading import AGAIN, Member, Reading
 from skerry.log.read import Reader
 from skerry.log.route import Routes
 from skerry.model.control import CheckAnswer, CheckRequest, Differences, QueryAnswer, QueryRequest
-from skerry.model.feeds import Feed
+from skerry.model.feeds import Feed, read_feed
 from skerry.model.names import differences_subject, feed_records
+from skerry.model.records import read
 from skerry.query.language import parse
 
 log = logging.getLogger("skerry.query")
@@ -128,7 +129,9 @@ class QuerySubscription(Reading):
             self._sids.append(self._connection.subscribe(differences_subject(site, key), handler))
 
     def _on_differences(self, subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
-        self._news.put_nowait(msgspec.json.decode(data, type=Differences))
+        told = read(data, Differences, "what a site told of a query")
+        if told is not None:
+            self._news.put_nowait(told)
 
     async def _take_news(self) -> None:
         """Take in differences, one after the other; None: compare the whole result."""
@@ -206,7 +209,8 @@ class QuerySubscription(Reading):
                 if latest > mark:
                     async for event in self._reader.read(topic, max(first, mark + 1), latest):
                         mark = event.index
-                        yield event.index, msgspec.json.decode(event.data, type=Feed)
+                        if (feed := read_feed(event)) is not None:
+                            yield event.index, feed
                 return
             except UnknownTopic:
                 return  # its feeds are gone with it

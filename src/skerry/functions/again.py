@@ -12,8 +12,6 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-import msgspec
-
 from skerry.engine.link import Down
 from skerry.errors import AgedOut, NotYet, SkerryError, UnknownTopic
 from skerry.functions.access import Access
@@ -23,6 +21,7 @@ from skerry.functions.work import ABOUT, Item, item_of
 from skerry.log.follow import Start
 from skerry.model.event import Event
 from skerry.model.functions import AGAIN, DEAD, Again
+from skerry.model.records import read
 
 log = logging.getLogger("skerry.functions")
 
@@ -55,10 +54,8 @@ class Requests:
 
     async def _take(self, event: Event) -> None:
         function = event.topic.removeprefix(f"{AGAIN}/")
-        try:
-            request = msgspec.json.decode(event.data, type=Again)
-        except msgspec.MsgspecError as error:
-            log.warning("request %d cannot be read: %s", event.index, error)
+        request = read(event.data, Again, f"{event.topic} #{event.index}")
+        if request is None:
             return
         async with self._came:
             self._requests.setdefault(function, []).append((event.index, request))

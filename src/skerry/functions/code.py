@@ -16,13 +16,12 @@ import msgspec
 
 from skerry.engine.address import write_secret
 from skerry.errors import BadSetting, FunctionBroken
-from skerry.model.functions import MAX_CODE, Kind
+from skerry.model.functions import MAX_CODE, Kind, check_requires
 from skerry.model.quantities import show_size
 
 _KINDS: dict[str, Kind] = {".py": "python", ".wasm": "wasm", ".wat": "wasm"}
 _BLOCK = re.compile(r"^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$", re.M)
 """Inline metadata, as PEP 723 has it."""
-_REQUIREMENT = re.compile(r"[A-Za-z0-9][^\r\n]{0,499}", re.ASCII)
 
 
 class Code(msgspec.Struct, frozen=True):
@@ -98,13 +97,10 @@ def requirements_of(file: str, text: str) -> tuple[str, ...]:
         raise BadSetting(f"the metadata of {file} cannot be read: {error}", advice) from None
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
         raise BadSetting(f"the dependencies of {file} are no list of texts", advice)
-    for each in found:
-        if not _REQUIREMENT.fullmatch(each.strip()):
-            raise BadSetting(
-                f"{file} depends on {each!r}, which is no requirement",
-                'Write them as pip takes them, such as "numpy>=2".',
-            )
-    return tuple(dict.fromkeys(each.strip() for each in found))
+    try:
+        return check_requires(tuple(dict.fromkeys(each.strip() for each in found)))
+    except BadSetting as error:
+        raise BadSetting(f"{file} depends on something odd: {error.what}", error.advice) from None
 
 
 def kept_at(folder: Path, digest: str, kind: Kind) -> Path:

@@ -22,6 +22,7 @@ import msgspec
 
 from skerry.engine.address import write_secret
 from skerry.errors import FunctionBroken
+from skerry.model.functions import check_requires
 
 log = logging.getLogger("skerry.functions")
 
@@ -49,7 +50,7 @@ class Environments:
         `FunctionBroken` with what pip said."""
         if not requires:
             return sys.executable
-        target = self._folder / digest_of(requires)
+        target = self._folder / digest_of(check_requires(requires))
         python = target / "bin" / "python"
         if _is_there(python):
             return str(python)
@@ -81,7 +82,9 @@ class Environments:
         # of the time.
         own_pip = importlib.util.find_spec("pip") is not None
         bare = ["--without-pip"] if own_pip else []
-        code, output = await _run(sys.executable, "-m", "venv", "--clear", *bare, str(folder))
+        code, output = await _run(
+            sys.executable, "-P", "-m", "venv", "--clear", *bare, str(folder)
+        )  # fmt: skip
         if code:
             raise FunctionBroken(
                 f"no virtual environment could be made: {_end(output)}",
@@ -91,9 +94,9 @@ class Environments:
         # In a file: arguments can be seen by others, and an address may hold a password.
         wanted = folder / "requirements.txt"
         write_secret(wanted, "\n".join(requires).encode())
-        pip = (
-            [sys.executable, "-m", "pip", "--python", python] if own_pip else [python, "-m", "pip"]
-        )
+        pip = [sys.executable, "-P", "-m", "pip", "--python", python]
+        if not own_pip:
+            pip = [python, "-P", "-m", "pip"]
         code, output = await _run(
             *pip, "install", "--quiet", "--no-input", "--disable-pip-version-check",
             "--no-warn-script-location", "-r", str(wanted),

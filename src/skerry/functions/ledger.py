@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 
@@ -22,13 +23,12 @@ from skerry.log.topics import unknown_topic
 from skerry.model.event import parse_headers
 from skerry.model.fabric import TopicEntry
 from skerry.model.names import stored_subject, stream_of
+from skerry.model.records import read
 
 TRIES = 5
 """Attempts to read a journal whose home changes meanwhile."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_record = msgspec.msgpack.Decoder(Record)
-_kept = msgspec.msgpack.Decoder(Kept)
 
 
 class Ledger:
@@ -154,8 +154,13 @@ class Ledger:
         async with await subscription.open(), aclosing(subscription.drain(self._claim)) as events:
             async for event in events:
                 place = event.topic[start:]
-                if place.startswith("r/"):
-                    records.append(_record.decode(event.data))
-                elif place.startswith("k/"):
-                    values.append(_kept.decode(event.data))
+                kind: Any = {"r": Record, "k": Kept}.get(place.partition("/")[0])
+                if kind is None:
+                    continue
+                where = f"{event.topic} #{event.index}"
+                found: object = read(event.data, kind, where, decode=msgspec.msgpack.decode)
+                if isinstance(found, Record):
+                    records.append(found)
+                elif isinstance(found, Kept):
+                    values.append(found)
         return Journal.of(records, values)

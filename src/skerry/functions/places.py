@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
-import msgspec
-
 from skerry.errors import (
     NotInFabric,
     SkerryError,
@@ -182,7 +180,7 @@ class InFabric:
         name = topic_of_stream(key.removeprefix("topic."))
         if name is None:
             return
-        found = None if value is None else _log_of(msgspec.json.decode(value, type=TopicEntry))
+        found = None if value is None else self.log(name)
         for watcher in self._watchers:
             watcher(name, found)
 

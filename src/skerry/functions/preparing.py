@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from skerry.errors import SkerryError, Unavailable
+from skerry.errors import FunctionBroken, SkerryError, Unavailable
 from skerry.functions.assignment import Assignment
-from skerry.functions.code import is_kept, keep, kept_at
+from skerry.functions.code import is_kept, keep, kept_at, look_over
 from skerry.functions.environments import Environments
 from skerry.functions.messages import EnvAnswer, EnvRequest
 from skerry.functions.places import Log, Places, make_journal
@@ -52,12 +52,20 @@ class Preparing:
         if not is_kept(self.folder, version.code, version.kind):
             data = await registry.code(version.code)
             keep(self.folder, version.code, version.kind, data)
-        python = await self.environments.python(version.requires)
+        path = kept_at(self.folder, version.code, version.kind)
+        declared = look_over(path.name, path.read_bytes()).requires
+        if declared != version.requires:
+            raise FunctionBroken(
+                f"its code declares other dependencies ({', '.join(declared) or 'none'}) than "
+                f"the registry says ({', '.join(version.requires) or 'none'})",
+                "Nothing is installed. Deploy it again.",
+            )
+        python = await self.environments.python(declared)
         env = None
         if version.env is not None:
             await self.fetch(version.env, version.site)
             env = self.variables.path(version.env)
-        return kept_at(self.folder, version.code, version.kind), python, env
+        return path, python, env
 
     # Variables, which are in no topic
 

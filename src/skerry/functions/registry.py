@@ -15,7 +15,6 @@ import hashlib
 import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 
@@ -34,6 +33,7 @@ from skerry.functions.access import Access
 from skerry.log.append import Publisher
 from skerry.log.frames import only_if
 from skerry.model.functions import REGISTRY, Function, check_function
+from skerry.model.records import read
 
 log = logging.getLogger("skerry.functions")
 
@@ -114,7 +114,8 @@ class Registry:
             async with asyncio.timeout(KNOW_TIME):
                 while True:
                     try:
-                        return _read(index, (await self._access.reader.get(topic, index)).data)
+                        data = (await self._access.reader.get(topic, index)).data
+                        return _read(name, index, data, known)
                     except NotYet:
                         await asyncio.sleep(0.02)
         except TimeoutError:
@@ -165,7 +166,7 @@ class Registry:
         except Conflict:
             # What is sent again after a lost answer is refused by its own first copy.
             newest = await self.newest(name)
-            if newest != _read(newest.revision, data):
+            if newest != _read(name, newest.revision, data, newest):
                 raise Conflict(
                     f"somebody else changed the function {name} at the same time",
                     f"See what it is now with `skerry function show {name}`; if you still want to "
@@ -223,11 +224,7 @@ class Registry:
     async def _take(self, name: str, index: int, data: bytes) -> None:
         if index <= self._known.get(name, UNKNOWN).revision:
             return
-        try:
-            self._known[name] = _read(index, data)
-        except msgspec.DecodeError as error:  # a newer Skerry's
-            log.error("what the registry says of %s cannot be read: %s", name, error)
-            return
+        self._known[name] = _read(name, index, data, self._known.get(name, UNKNOWN))
         self._changed(name)
         async with self._arrived:
             self._arrived.notify_all()
@@ -242,9 +239,22 @@ def unknown_function(name: str, functions: dict[str, Function]) -> UnknownFuncti
     )
 
 
-def _read(index: int, data: bytes) -> Known:
-    raw: dict[str, Any] = msgspec.json.decode(data)
-    if "removed" in raw:
-        return Known(index, None, int(raw["removed"]))
-    function = msgspec.convert(raw, Function)
+class _Removed(msgspec.Struct):
+    removed: int
+
+
+def _read(name: str, index: int, data: bytes, before: Known) -> Known:
+    """What stands at an index. It is looked at as closely as when somebody deploys it, for it
+    decides what is installed and run; what is no good is set aside, and what was known before
+    counts."""
+
+    def fits(function: Function) -> bool:
+        return function.check().name == name
+
+    where = f"{SPECS}/{name}"
+    if b'"removed"' in data and (gone := read(data, _Removed, where)) is not None:
+        return Known(index, None, gone.removed)
+    function = read(data, Function, where, fits=fits)
+    if function is None:
+        return Known(index, before.function, before.last)
     return Known(index, function, function.current.number)

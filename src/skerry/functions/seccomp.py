@@ -2,7 +2,8 @@
 
 What is named here is refused; everything else is allowed. A worker has but its socket to the host,
 so the list is of what reaches beyond it: other processes, sockets, mounts, the clock, the kernel's
-own doors. (Files are Landlock's matter.)
+own doors. Files are Landlock's matter, but for what it does not cover: mode, owner, times and
+attributes, which could be changed of files that the code may not even read.
 """
 
 from __future__ import annotations
@@ -26,6 +27,13 @@ _REFUSED = {
     "setpriority": (141, 140), "ioprio_set": (251, 30), "sched_setparam": (142, 118),
     "sched_setscheduler": (144, 119), "sched_setattr": (314, 274), "sched_setaffinity": (203, 122),
     "migrate_pages": (256, 238), "move_pages": (279, 239),
+    # to change what Landlock does not guard of a file
+    "chmod": (90, -1), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452),
+    "chown": (92, -1), "fchown": (93, 55), "lchown": (94, -1), "fchownat": (260, 54),
+    "utime": (132, -1), "utimes": (235, -1), "futimesat": (261, -1), "utimensat": (280, 88),
+    "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463),
+    "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
+    "removexattrat": (466, 466), "file_setattr": (469, 469),
     # memory that the limit does not count
     "shmget": (29, 194), "memfd_secret": (447, 447), "semget": (64, 190), "msgget": (68, 186),
     "mq_open": (240, 180),
@@ -55,7 +63,9 @@ _ABSENT = {
     "memfd_create": (319, 279),
 }  # fmt: skip
 _CLONE, _SOCKET, _KILL, _TGKILL = (56, 220), (41, 198), (62, 129), (234, 131)
-_PRLIMIT, _MMAP = (302, 261), (9, 222)
+_PRLIMIT, _MMAP, _IOCTL = (302, 261), (9, 222), (16, 29)
+_SET_FLAGS = (0x40086602, 0x40046602, 0x401C5820)
+"""What `chattr` asks of a file, in its three forms."""
 
 _CLONE_THREAD = 0x00010000
 _SHARED_ANONYMOUS = 0x01 | 0x20
@@ -95,6 +105,11 @@ def program(pid: int, *, network: bool) -> bytes | None:
     ])  # fmt: skip
     code += _call(_MMAP[column], [
         _argument(3), (_AND, 0, 0, _SHARED_ANONYMOUS), (_EQUAL, 0, 1, _SHARED_ANONYMOUS),
+        refuse, allow,
+    ])  # fmt: skip
+    first, second, third = _SET_FLAGS
+    code += _call(_IOCTL[column], [
+        _argument(1), (_EQUAL, 2, 0, first), (_EQUAL, 1, 0, second), (_EQUAL, 0, 1, third),
         refuse, allow,
     ])  # fmt: skip
     inet = [(_EQUAL, 1, 0, _INET), (_EQUAL, 0, 1, _INET6), allow] if network else []

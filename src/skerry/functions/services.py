@@ -27,6 +27,7 @@ from skerry.functions.messages import (
 )
 from skerry.functions.registry import WRITE_TIME, unknown_function
 from skerry.model.functions import AGAIN, DEAD, Again, Function
+from skerry.model.records import read
 
 if TYPE_CHECKING:
     from skerry.functions.site import Functions
@@ -198,8 +199,8 @@ class Services:
         done: dict[str, int] = {}
         with contextlib.suppress(UnknownTopic):
             async for event in access.reader.read(f"{AGAIN}/{request.name}"):
-                again = msgspec.json.decode(event.data, type=Again)
-                if again.dead:
+                again = read(event.data, Again, f"{event.topic} #{event.index}")
+                if again is not None and again.dead:
                     done[again.log] = max(done.get(again.log, 0), again.last)
         asked = {}
         for log in logs:

@@ -21,7 +21,8 @@ from skerry.functions.assignment import Assignment, Assignments, Report
 
 log = logging.getLogger("skerry.functions")
 
-HOST = (sys.executable, "-m", "skerry.functions.host")
+HOST = (sys.executable, "-P", "-m", "skerry.functions.host")
+"""`-P`: without it, a module that lies in the folder where the site was started would be run."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
 """Seconds before a host that ended is started anew; twice as long each time."""
 WELL = 30.0

@@ -35,6 +35,7 @@ from collections.abc import Mapping
 from typing import Self
 
 from skerry.config import check_timeout
+from skerry.engine import lines
 from skerry.engine.link import Down
 from skerry.engine.wire import Connection, Listener
 from skerry.errors import (
@@ -156,8 +157,7 @@ class Publisher(Listener):
         self._timed = False
         """Whether `_progressed` is when the only event in flight was sent."""
         self._trips: deque[float] = deque(maxlen=TRIPS)
-        self._head = b"NATS/1.0\r\nNats-Msg-Id:%b-" % self._name
-        self._head_size = len(self._head) + 4
+        self._head_size = len(lines.ID) + len(self._name) + len(b"-\r\n\r\n")
         self._large = connection.info.max_payload
         self._sid: bytes | None = None
         self._prefix = b""
@@ -207,22 +207,18 @@ class Publisher(Listener):
         self._next = number + 1
         if topic is None and headers is None and key is None and lifespan is None and id is None:
             topic = self._topic
-            digits = b"%d" % number
-            size = self._head_size + len(digits)
-            frame = b"%b%b %d %d\r\n%b%b\r\n\r\n%b\r\n" % (
-                self._opening, digits, size, size + len(data), self._head, digits, data
-            )  # fmt: skip
+            size = self._head_size + len(str(number))
+            frame = self._template % (number, size, size + len(data), number, data)
         else:
             topic = self._topic if topic is None else self._sub_topic(topic)
-            head = b"NATS/1.0\r\nNats-Msg-Id:%b\r\n%b\r\n" % (
+            head = b"%b%b\r\n%b\r\n" % (
+                lines.ID,
                 b"%b-%d" % (self._name, number) if id is None else check_id(id).encode(),
                 mark + extra_headers(headers, key, lifespan),
             )
             size = len(head)
-            frame = b"HPUB %b%b %b%d %d %d\r\n%b%b\r\n" % (
-                self._prefix, topic.replace("/", ".").encode(), self._inbox, number,
-                size, size + len(data), head, data,
-            )  # fmt: skip
+            subject = self._prefix + topic.replace("/", ".").encode()
+            frame = lines.pub(subject, data, b"%b%d" % (self._inbox, number), head)
         if len(frame) > self._large:
             check_size(connection, size + len(data))
         if not self._open:
@@ -347,7 +343,7 @@ class Publisher(Listener):
         inbox = f"{connection.inbox}.p.{self._name.decode()}.{self._generation}."
         self._inbox = inbox.encode()
         self._inbox_size = len(inbox)
-        self._opening = b"HPUB %b %b" % (self._subject.encode(), self._inbox)
+        self._template = lines.template(self._subject, self._inbox, self._name + b"-")
         self._keeps = entry is not None and len(entry.members) > 1 and self._level != "outbox"
         self._sid = connection.subscribe(inbox + "*", self._on_ack, self._on_acks)
         self._pattern = None

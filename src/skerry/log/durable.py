@@ -22,6 +22,7 @@ import contextlib
 import logging
 from typing import Any
 
+from skerry.engine.lines import pub
 from skerry.engine.link import Down
 from skerry.engine.pull import NANO
 from skerry.errors import BadSetting, SkerryError, SubscriptionError
@@ -99,7 +100,7 @@ class DurableSubscription(Subscription):
     def _answer(self, reply: bytes, body: bytes) -> None:
         # An answer that is lost with the connection is a redelivery.
         with contextlib.suppress(Down):
-            self._connection.write(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
+            self._connection.write(pub(reply, body))
 
     def _take(self, events: list[Event], size: int, pending: int) -> None:
         self.pending = pending

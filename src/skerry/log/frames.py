@@ -9,6 +9,7 @@ import secrets
 import msgspec
 
 from skerry.engine.jetstream import ApiError, error_of
+from skerry.engine.lines import Frame, redirected, word
 from skerry.engine.wire import NO_RESPONDERS, Connection
 from skerry.errors import BadSetting, Conflict, EngineError, EventTooLarge, SkerryError
 from skerry.log.topics import unknown_topic
@@ -21,7 +22,7 @@ ACK = re.compile(rb'\{"stream":"[^"]*",(?:"domain":"[^"]*",)? ?"seq":(\d+)')
 WRONG_SEQUENCE = 10071
 """The engine's refusal of a write whose condition does not hold."""
 
-InFlight = tuple[asyncio.Future[int], bytes, float, str]
+InFlight = tuple[asyncio.Future[int], Frame, float, str]
 """What waits for its acknowledgement: the caller's future, the frame to send again, when it was
 sent, and its topic. A bare tuple: one is made for every event."""
 
@@ -72,10 +73,9 @@ def only_if(topic: str, last: int) -> bytes:
     """A header for `Publisher.send(mark=…)`: store the event only if the last one of `topic`, which
     need not be the topic it goes to, has index `last` (0: there is none). Else it is a `Conflict`;
     so is one that was stored and is sent again, where it itself is that last one."""
-    return (
-        f"Nats-Expected-Last-Subject-Sequence:{last}\r\n"
-        f"Nats-Expected-Last-Subject-Sequence-Subject:{stored_subject(topic)}\r\n"
-    ).encode()
+    return b"Nats-Expected-Last-Subject-Sequence:%d\r\n" % last + (
+        b"Nats-Expected-Last-Subject-Sequence-Subject:%b\r\n" % word(stored_subject(topic))
+    )
 
 
 def is_nobody(head: bytes) -> bool:
@@ -83,13 +83,11 @@ def is_nobody(head: bytes) -> bool:
     return bool(head) and status_of(head) == NO_RESPONDERS
 
 
-def aimed(frame: bytes, prefix: bytes, inbox: bytes) -> bytes:
+def aimed(frame: Frame, prefix: bytes, inbox: bytes) -> Frame:
     """The frame of an event, for another home and with another place for the answer."""
-    line, _, rest = frame.partition(b"\r\n")
-    _, subject, reply, size, total = line.split(b" ")
+    _, subject, reply, _ = frame.split(b" ", 3)
     name = subject.split(b".", 3 if subject[:2] == b"s." else 2)[-1]
-    number = reply[reply.rindex(b".") + 1 :]
-    return b"HPUB %b%b %b%b %b %b\r\n%b" % (prefix, name, inbox, number, size, total, rest)
+    return redirected(frame, prefix + name, inbox + reply[reply.rindex(b".") + 1 :])
 
 
 def id_of(frame: bytes) -> str:

@@ -69,9 +69,7 @@ async def _batch(
         body = msgspec.json.encode({"seq": first, "batch": min(BATCH, last - first + 1)})
         prefix = "$JS.API" if site is None else f"$JS.{site}.API"
         subject = f"{prefix}.DIRECT.GET.{stream}"
-        connection.write(
-            b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), inbox.encode(), len(body), body)
-        )
+        connection.publish(subject, body, reply=inbox)
         async with asyncio.timeout(TIME):
             if await done:
                 raise Down  # nobody is there yet

@@ -19,6 +19,7 @@ from skerry.log.route import Routes
 from skerry.model.control import ProgressReport, ProgressRequest
 from skerry.model.fabric import TopicEntry
 from skerry.model.promotion import State, confirmed
+from skerry.model.records import read
 
 ASK_AGAIN = 2.0
 """Seconds between asking replicas to tell how far they are."""
@@ -131,6 +132,8 @@ class Reports:
         await asyncio.gather(*(register(replica) for replica in entry.members[1:]))
 
     def _on_report(self, subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
-        report = msgspec.json.decode(data, type=ProgressReport)
+        report = read(data, ProgressReport, "what a replica told")
+        if report is None:
+            return
         self._states[report.site] = State(report.site, report.epoch, report.last)
         self._tell()

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from skerry.directory.store import PREFIX, STREAM, news_subject
+from skerry.directory.store import PREFIX, STREAM, news_of, news_subject
 from skerry.engine.answers import open_answer
 from skerry.engine.jetstream import JetStream
 from skerry.engine.link import Down
@@ -22,8 +22,9 @@ from skerry.errors import SkerryError, Unavailable
 from skerry.log.topics import unknown_topic
 from skerry.model.control import Reach, TopicName, Want
 from skerry.model.event import parse_headers
-from skerry.model.fabric import TopicEntry, topic_key
+from skerry.model.fabric import TopicEntry, fits, topic_key
 from skerry.model.names import check_topic, topic_of_stream
+from skerry.model.records import read
 
 WANT_EVERY = 20.0
 """Seconds after which a client that reads a copy asks for it again. Copies that nobody asks for go
@@ -90,7 +91,8 @@ class Routes(Listener):
         for name, found in zip(names, await asyncio.gather(*reads), strict=True):
             if found is not None:
                 self._take(name, *found)
-                return self._entries[name][1]
+                if name in self._entries:
+                    return self._entries[name][1]
         return None
 
     async def _is_new(self, topic: str) -> bool:
@@ -178,11 +180,14 @@ class Routes(Listener):
             name = topic_of_stream(subject.decode().partition(".news.topic.")[2])
             if name is None or (name not in self._entries and name not in self._followers):
                 return
-            fields = parse_headers(head)
-            if "KV-Operation" in fields or "Nats-Marker-Reason" in fields:
-                self._drop(name)
+            news = news_of(subject, reply, head)
+            if news is None:
                 return
-            self._take(name, int(fields["Nats-Sequence"]), data)
+            _, revision, is_gone = news
+            if is_gone:
+                self._drop(name)
+            else:
+                self._take(name, revision, data)
 
         self._sid = self._connection.subscribe(prefix + "topic.>", on_news)
 
@@ -217,7 +222,10 @@ class Routes(Listener):
         known = self._entries.get(name)
         if known is not None and known[0] >= revision:
             return
-        entry = msgspec.json.decode(data, type=TopicEntry)
+        key = topic_key(name)
+        entry = read(data, TopicEntry, key, fits=lambda entry: fits(key, entry))
+        if entry is None:
+            return
         self._entries[name] = (revision, entry)
         changed = known is not None and (
             known[1].epoch < entry.epoch or known[1].settings.ack != entry.settings.ack

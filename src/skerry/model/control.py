@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from skerry.model.feeds import FEED_LEASE, Feed
+from skerry.model.names import InboxText, SiteText, SubscriptionText, TopicText
 
 
 class Fault(msgspec.Struct):
@@ -37,9 +38,9 @@ class TopicRequest(msgspec.Struct):
 
 
 class TopicName(msgspec.Struct):
-    """Asks to delete a topic."""
+    """Names a topic."""
 
-    name: str
+    name: TopicText
 
 
 class SiteStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,26 +62,28 @@ class SiteStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Resident memory of the engine and this process."""
     mqtt_port: int | None
     websocket_port: int | None
+    set_aside: list[str] = []
+    """Records that the agent could not read, or that do not fit, by where they stand."""
 
 
 class Reach(msgspec.Struct):
     """Asks the agent for links, for a while: a publisher is about to write there."""
 
-    sites: list[str]
+    sites: list[SiteText]
 
 
 class Want(msgspec.Struct):
     """Asks the agent for a copy of a topic to read, and for a durable subscription of it."""
 
-    name: str
-    durable: str | None = None
+    name: TopicText
+    durable: SubscriptionText | None = None
 
 
 class ProgressRequest(msgspec.Struct):
     """Asks the agent of a replica to tell how far it is, for a while."""
 
-    name: str
-    inbox: str
+    name: TopicText
+    inbox: InboxText
     every: float = 0.001
     """Seconds between two tellings at the least."""
 
@@ -104,9 +107,9 @@ class CreateRequest(msgspec.Struct):
 class MoveRequest(msgspec.Struct):
     """Asks to move a topic's home, or to change its replicas, or both."""
 
-    name: str
-    to: str | None = None
-    members: list[str] | None = None
+    name: TopicText
+    to: SiteText | None = None
+    members: list[SiteText] | None = None
     epoch: int | None = None
     """Only if the topic is still in this epoch."""
 
@@ -114,7 +117,7 @@ class MoveRequest(msgspec.Struct):
 class SiteName(msgspec.Struct):
     """Names a site."""
 
-    site: str
+    site: SiteText
 
 
 class TokenRequest(msgspec.Struct):

@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import sys
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from skerry.model.names import stream_of
+from skerry.model.names import SiteText, TopicText, stream_of
+from skerry.model.placement import SETTINGS_KEY, PlacementSettings
 from skerry.model.topic import TopicSettings
 
 Tier = Literal["edge", "hub"]
@@ -37,18 +38,18 @@ class FabricRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     name: str
-    coordination: str
+    coordination: SiteText
     """The site that keeps the origin of the store, and whose agent leads."""
 
 
 class SiteRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A site that joined the fabric."""
 
-    name: str
+    name: SiteText
     tier: Tier
     version: str
     protocol: int
-    link: str | None
+    link: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.:%\[\]-]+:[0-9]{1,5}\Z")] | None
     """`host:port` where it takes links; None: it only dials out."""
     tls: bool = False
     ca: str = ""
@@ -74,8 +75,8 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
 class LinkRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A link between two sites, wanted by at least one of them."""
 
-    dialer: str
-    acceptor: str
+    dialer: SiteText
+    acceptor: SiteText
     key: str = ""
     """The dialer's public key for this link; empty until it has made one."""
     ready: bool = False
@@ -86,14 +87,14 @@ class LinkRecord(msgspec.Struct, frozen=True, kw_only=True):
 class TopicEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Where a topic lives. Whoever changes home, epoch or members does so by compare-and-set."""
 
-    name: str
-    home: str
+    name: TopicText
+    home: SiteText
     epoch: int
     """Grows with every change of home or members; part of the write subject."""
-    lineage: tuple[tuple[int, int], ...]
+    lineage: Annotated[tuple[tuple[int, int], ...], msgspec.Meta(min_length=1)]
     """The last epochs with their bases, ending with the current one. An epoch's base is the last
     index of the epoch before: every copy that counts has the log up to there."""
-    members: tuple[str, ...]
+    members: Annotated[tuple[SiteText, ...], msgspec.Meta(min_length=1)]
     """The sites that keep a copy which counts, the home first."""
     settings: TopicSettings
     forgetful: bool = False
@@ -128,8 +129,8 @@ class TopicEntry(msgspec.Struct, frozen=True, kw_only=True):
 class CopyRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A copy for readers. `parent` is the holder that it follows."""
 
-    site: str
-    parent: str
+    site: SiteText
+    parent: SiteText
     depth: int
 
 
@@ -137,7 +138,7 @@ class SubscriptionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A durable subscription: the site where it is read, and the last index below which
     everything is acknowledged."""
 
-    site: str
+    site: SiteText
     floor: int
     root: int = 0
     """The epoch whose history that index belongs to."""
@@ -172,3 +173,29 @@ def copy_key(name: str, site: str) -> str:
 def subscription_key(name: str, subscription: str) -> str:
     """The store's key of a durable subscription."""
     return f"sub.{stream_of(name)}.{subscription}"
+
+
+_KINDS: dict[str, type] = {
+    "fabric": FabricRecord, "site": SiteRecord, "up": Presence, "link": LinkRecord,
+    "topic": TopicEntry, "copy": CopyRecord, "sub": SubscriptionRecord, "gone": int, "pin": bool,
+    SETTINGS_KEY: PlacementSettings,
+}  # fmt: skip
+
+
+def kind_of(key: str) -> type | None:
+    """What the store holds at a key; None: something that is not listed here."""
+    return _KINDS.get(key) or _KINDS.get(key.partition(".")[0])
+
+
+def fits(key: str, record: Any) -> bool:
+    """Whether a record belongs at that key."""
+    match record:
+        case TopicEntry():
+            return key == topic_key(record.name) and record.members[0] == record.home
+        case SiteRecord():
+            return key == site_key(record.name)
+        case LinkRecord():
+            return key == link_key(record.dialer, record.acceptor)
+        case CopyRecord():
+            return key.rpartition(".")[2] == record.site
+    return True

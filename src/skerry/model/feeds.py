@@ -20,7 +20,8 @@ import msgspec
 
 from skerry.errors import BadMetadata
 from skerry.model.event import Event
-from skerry.model.names import feed_log
+from skerry.model.names import check_topic, feed_log, feed_records
+from skerry.model.records import read
 
 Scalar = str | int | float | bool
 Value = Scalar | list[Scalar]
@@ -88,6 +89,17 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if self.topic != f"{feed_log(self.site)}/{self.id}":
             own[TOPIC] = self.topic
         return {**self.metadata, **own}
+
+
+def read_feed(event: Event) -> Feed | None:
+    """The record of a feed, in the log of the site that it names; None: it is set aside."""
+
+    def fits(feed: Feed) -> bool:
+        check_topic(feed.topic)
+        check_metadata(feed.metadata)
+        return event.topic == f"{feed_records(feed.site)}/{check_id(feed.id)}"
+
+    return read(event.data, Feed, event.topic, fits=fits)
 
 
 def takes_over(new: Feed, held: Feed) -> bool:

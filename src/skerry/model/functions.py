@@ -27,6 +27,9 @@ VERSIONS = 16
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}", re.ASCII)
 
+_DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_REQUIREMENT = re.compile(r"[A-Za-z0-9][^\r\n]{0,499}", re.ASCII)
+
 REGISTRY = "functions/registry"
 LOGS = "functions/logs"
 DEAD = "functions/dead"
@@ -109,6 +112,19 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     deployed: int
     """When, in nanoseconds since 1970."""
 
+    def check(self) -> Version:
+        """Return it if it is one that could have been deployed; else raise `BadName` or
+        `BadSetting`."""
+        self.settings.check()
+        check_site(self.site)
+        check_requires(self.requires)
+        for digest in (self.code, self.env):
+            if digest is not None and not _DIGEST.fullmatch(digest):
+                raise BadSetting(f"{digest!r:.80} is no digest")
+        if self.handler and not self.handler.isidentifier() and self.kind == "python":
+            raise BadSetting(f"{self.handler!r:.80} names no handler")
+        return self
+
 
 class Function(msgspec.Struct, frozen=True, kw_only=True):
     """A function as the registry has it."""
@@ -124,6 +140,16 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
     def current(self) -> Version:
         """The version that runs."""
         return self.versions[-1]
+
+    def check(self) -> Function:
+        """Return it if it is one that could have been deployed; else raise `BadName` or
+        `BadSetting`."""
+        check_function(self.name)
+        if not self.versions:
+            raise BadSetting(f"the function {self.name} has no version")
+        for version in self.versions:
+            version.check()
+        return self
 
 
 class Again(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,6 +173,18 @@ def check_function(name: str) -> str:
             "Use 1 to 32 letters, digits, _ or -, and begin with a letter or a digit.",
         )
     return name
+
+
+def check_requires(requires: tuple[str, ...]) -> tuple[str, ...]:
+    """Return `requires` if each is a requirement as pip takes it, and none an option or a file of
+    more; else raise `BadSetting`."""
+    for each in requires:
+        if not _REQUIREMENT.fullmatch(each):
+            raise BadSetting(
+                f"{each!r:.80} is no requirement",
+                'Write them as pip takes them, such as "numpy>=2".',
+            )
+    return requires
 
 
 def journal_of(function: str, log: str) -> str:

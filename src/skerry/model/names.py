@@ -21,7 +21,11 @@ tokens of a stream's name.
 
 from __future__ import annotations
 
+import functools
 import re
+from typing import Annotated
+
+from msgspec import Meta
 
 from skerry.errors import AccessDenied, BadName
 
@@ -35,15 +39,34 @@ STREAM_PREFIX = "t~"
 RESERVE_PREFIX = "r~"
 
 OWN = ("functions", "placement")
-"""First levels of topics that only Skerry makes and writes to."""
+"""First levels of topics that only Skerry makes and writes to. So are the records of feeds, see
+`feed_records`."""
+
+INBOX = "_INBOX_sk"
+"""Where answers to Skerry's own users go: `_INBOX_sk.<site>.<user>.…`, which each of them alone may
+listen to. Clients without the SDK have their libraries' usual `_INBOX.…` to themselves."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
+
+# The same rules as types: what is decoded as one of these can be part of a subject.
+_T = "[A-Za-z0-9_-]"
+TopicText = Annotated[
+    str, Meta(max_length=MAX_LENGTH, pattern=rf"^(?!_){_T}+(/{_T}+){{0,{MAX_DEPTH - 1}}}\Z")
+]
+SubscriptionText = Annotated[str, Meta(pattern=rf"^{_T}{{1,64}}\Z")]
+SiteText = Annotated[str, Meta(pattern=rf"^{_T}{{1,32}}\Z")]
+InboxText = Annotated[str, Meta(max_length=255, pattern=rf"^{INBOX}(\.{_T}+)+\Z")]
 
 
 def check_topic(name: str) -> str:
     """Return `name` if it is a good topic name; else raise `BadName` with the reason."""
     if not isinstance(name, str):
         raise BadName(f"a topic name is text, not {type(name).__name__}")
+    return _checked(name)
+
+
+@functools.lru_cache(4096)
+def _checked(name: str) -> str:
     if not name:
         raise BadName("a topic name is empty", "Name it with a path such as sensors/roof/temp.")
     if len(name) > MAX_LENGTH:
@@ -79,6 +102,11 @@ def check_site(name: str) -> str:
     if not isinstance(name, str) or not _TOKEN.fullmatch(name) or len(name) > 32:
         raise BadName(f"{name!r} cannot name a site", "Use 1 to 32 letters, digits, _ or -.")
     return name
+
+
+def inbox_of(site: str, user: str) -> str:
+    """What the inboxes of a user of `site` begin with."""
+    return f"{INBOX}.{site}.{user}"
 
 
 def write_subject(site: str, topic: str, epoch: int = 0) -> str:
@@ -165,16 +193,19 @@ def differences_subject(site: str, key: str) -> str:
 
 
 def is_own(topic: str) -> bool:
-    """Whether `topic` is one that only Skerry writes to."""
-    return topic.split("/", 1)[0] in OWN
+    """Whether `topic` is one that only Skerry writes to, or takes one in."""
+    tokens = topic.split("/")
+    if tokens[0] == "feeds":
+        return len(tokens) < 3 or tokens[2] == "about"
+    return tokens[0] in OWN
 
 
 def check_not_own(topic: str) -> str:
     """Return `topic` if clients may have it; else raise `AccessDenied`."""
     if is_own(topic):
         raise AccessDenied(
-            f"the topic {topic} is Skerry's own, as all below {topic.split('/', 1)[0]}/ are",
-            "Choose another name.",
+            f"the topic {topic} is Skerry's own, or would hold one that is",
+            f"Choose another name: all below {', '.join(OWN)} and feeds/<site>/about is reserved.",
         )
     return topic
 

@@ -54,7 +54,7 @@ def pin_key(topic: str) -> str:
     return f"pin.{stream_of(topic)}"
 
 
-class PlacementSettings(msgspec.Struct, frozen=True, kw_only=True):
+class PlacementSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How placement runs; while the store has none, no site reports."""
 
     mode: Mode = "off"

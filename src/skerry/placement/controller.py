@@ -50,6 +50,7 @@ from skerry.model.placement import (
     SetRequest,
     pin_key,
 )
+from skerry.model.records import read
 from skerry.placement import explain
 from skerry.placement.about import explained, site_loads
 from skerry.placement.decide import CONFIRM, Standing, as_entries, decision, policy_settings
@@ -190,17 +191,17 @@ class Controller:
 
     def _on_result(self, event: Event) -> None:
         """A result, ours or another controller's, or of before a restart."""
-        with contextlib.suppress(msgspec.DecodeError):
-            report = msgspec.json.decode(event.data, type=MoveReport)
-            if report.outcome == "dropped" or report in self.results:  # it was ours
-                return
-            self.results.appendleft(report)
-            self._note(report, self._arrived(event))
+        report = read(event.data, MoveReport, f"{event.topic} #{event.index}")
+        if report is None or report.outcome == "dropped" or report in self.results:  # it was ours
+            return
+        self.results.appendleft(report)
+        self._note(report, self._arrived(event))
 
     def _on_plan(self, event: Event) -> None:
         """A plan of Spark's; the newest counts."""
-        with contextlib.suppress(msgspec.DecodeError):
-            self._spark = msgspec.json.decode(event.data, type=PlanRecord).moves
+        plan = read(event.data, PlanRecord, f"{event.topic} #{event.index}")
+        if plan is not None:
+            self._spark = plan.moves
             self._fresh.set()
 
     def _on_entry(self, key: str, value: bytes | None) -> None:
@@ -212,7 +213,10 @@ class Controller:
             self._homes.pop(name, None)
             self._moved_at.pop(name, None)
             return
-        home = msgspec.json.decode(value, type=Entry).home
+        entry = self._store.get(key, Entry)
+        if entry is None:
+            return
+        home = entry.home
         if self._homes.get(name, home) != home:
             self._moved_at[name] = self._now()
         self._homes[name] = home

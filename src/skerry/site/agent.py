@@ -50,6 +50,7 @@ from skerry.model.names import (
     stream_of,
     topic_of_stream,
 )
+from skerry.model.records import ASIDE
 from skerry.model.topic import Topic, TopicSettings
 from skerry.site.checks import check_tls, maybe_port, port_of
 from skerry.site.disk import watch_disk
@@ -57,6 +58,9 @@ from skerry.site.mqtt import prepare_mqtt
 from skerry.site.placement import Placement
 
 log = logging.getLogger("skerry.site")
+
+SET_ASIDE_SHOWN = 20
+"""Records that were set aside, of which a site's status tells."""
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -179,6 +183,7 @@ class Site:
             memory_bytes=memory,
             mqtt_port=self.ports.mqtt,
             websocket_port=self.ports.websocket,
+            set_aside=ASIDE.names()[:SET_ASIDE_SHOWN],
         )
 
     async def _start(self) -> None:

@@ -14,8 +14,6 @@ from collections.abc import Awaitable, Callable
 from types import NoneType
 from typing import TYPE_CHECKING, TypeVar
 
-import msgspec
-
 from skerry.config import SiteSettings
 from skerry.engine.link import Down
 from skerry.engine.wire import Connection
@@ -115,14 +113,15 @@ class Placement:
         if self.reporter is None:
             self._tasks.spawn(self._begin())
         else:
-            with contextlib.suppress(msgspec.DecodeError):
-                self.reporter.change(msgspec.json.decode(value, type=PlacementSettings))
+            settings = self._part.store.get(key, PlacementSettings)
+            if settings is not None:
+                self.reporter.change(settings)
 
     def _on_entry(self, key: str, value: bytes | None) -> None:
         """A topic has got a bound: from now on it is watched whether it is kept."""
         if value is not None and b'"latency":' in value and self.controller is None:
-            entry = msgspec.json.decode(value, type=TopicEntry)
-            if entry.settings.latency is not None:
+            entry = self._part.store.get(key, TopicEntry)
+            if entry is not None and entry.settings.latency is not None:
                 self._tasks.spawn(self._use())
 
     async def _use(self) -> None:

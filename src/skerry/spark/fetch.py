@@ -22,13 +22,15 @@ from typing import Any
 
 import msgspec
 
+from skerry.engine import lines
 from skerry.engine.address import Address
 from skerry.engine.jetstream import STREAM_NOT_FOUND
+from skerry.engine.lines import Frame
 from skerry.engine.link import denied
 from skerry.errors import AccessDenied, AgedOut, SkerryError, Unavailable
 from skerry.log.topics import unknown_topic
 from skerry.model.event import status_of
-from skerry.model.names import stream_of
+from skerry.model.names import inbox_of, stream_of
 from skerry.spark.frames import Frames, Other, split
 
 log = logging.getLogger("skerry.spark")
@@ -92,9 +94,9 @@ class Socket:
         except BaseException:
             self._socket.close()
             raise
-        self.inbox = f"_INBOX.{address.site}.{address.user or 'x'}.{secrets.token_hex(8)}"
+        self.inbox = f"{inbox_of(address.site, address.user or 'x')}.{secrets.token_hex(8)}"
         self._socket.settimeout(SILENCE)
-        self.send(b"SUB %b.> 1\r\n" % self.inbox.encode())
+        self.send(lines.sub(f"{self.inbox}.>", b"1"))
 
     def _greet(self, address: Address) -> None:
         line = self._line()
@@ -105,12 +107,12 @@ class Socket:
             self._socket = context.wrap_socket(
                 self._socket, server_hostname=address.verify or address.host
             )
-        hello = {
+        hello: dict[str, object] = {
             "verbose": False, "headers": True, "no_responders": True, "lang": "skerry-spark",
             "version": "1", "name": "skerry-spark", "user": address.user,
             "pass": address.password, "auth_token": address.token, "tls_required": address.tls,
         }  # fmt: skip
-        self.send(b"CONNECT %b\r\nPING\r\n" % msgspec.json.encode(hello))
+        self.send(lines.joined([lines.connect(hello), lines.PING]))
         while (line := self._line()) != b"PONG":
             if line.startswith(b"-ERR"):
                 text = line[5:].strip(b" '").decode("utf-8", "replace")
@@ -124,13 +126,13 @@ class Socket:
             line += byte
         return line.strip()
 
-    def send(self, data: bytes) -> None:
+    def send(self, frame: Frame) -> None:
         """Send whole protocol messages."""
-        self._socket.sendall(data)
+        self._socket.sendall(frame)
 
     def publish(self, subject: str, reply: str, body: bytes) -> None:
         """Send a message."""
-        self.send(b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply.encode(), len(body), body))
+        self.send(lines.pub(subject, body, reply))
 
     def ask(self, subject: str, body: object = None) -> tuple[int, Any]:
         """A request and its answer: the engine's status, 0 if there is none, and what it says."""
@@ -160,7 +162,7 @@ class Socket:
                 if other.subject:
                     others.append(other)
                 elif other.data == b"PING":
-                    self.send(b"PONG\r\n")
+                    self.send(lines.PONG)
                 elif other.data.startswith(b"-ERR"):
                     raise _complaint(self.address, other.data)
             if len(chunk.frames.indexes) or others:

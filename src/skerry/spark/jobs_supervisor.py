@@ -73,7 +73,7 @@ class Supervisor:
         self._note("stopped" if self._stopping or status is None else status.state)
 
     def _work(self) -> int:
-        command = [sys.executable, "-m", "skerry.spark.jobs_worker", str(self._folder.path)]
+        command = [sys.executable, "-P", "-m", "skerry.spark.jobs_worker", str(self._folder.path)]
         worker = subprocess.Popen(
             [*command, str(self._folder.lock)],
             stdin=subprocess.DEVNULL,
@@ -144,6 +144,7 @@ def spawn(folder: Folder) -> int:
         process = subprocess.Popen(
             [
                 sys.executable,
+                "-P",
                 "-m",
                 "skerry.spark.jobs_supervisor",
                 str(folder.path),

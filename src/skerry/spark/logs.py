@@ -37,6 +37,7 @@ from skerry.model.fabric import TopicEntry
 from skerry.model.names import stored_subject, stream_of, topic_of_stream
 from skerry.model.pattern import Pattern
 from skerry.model.promotion import State, confirmed
+from skerry.model.records import read
 from skerry.spark.options import Site
 
 T = TypeVar("T")
@@ -228,8 +229,8 @@ class Logs:
 
     def _on_report(self, subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
         topic = topic_of_stream(subject.rpartition(b".")[2].decode())
-        report = msgspec.json.decode(data, type=ProgressReport)
-        if topic is not None:
+        report = read(data, ProgressReport, "what a replica told")
+        if topic is not None and report is not None:
             states = self._reports.setdefault(topic, {})
             states[report.site] = State(report.site, report.epoch, report.last)
 
