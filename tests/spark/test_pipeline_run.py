@@ -12,6 +12,7 @@ import pytest
 
 import skerry
 from skerry import Client, errors
+from skerry.spark.jobs import Folder, Status
 from skerry.spark.pipeline import Pipeline
 from skerry.testing import LocalSite
 from tests.conftest import until
@@ -147,6 +148,36 @@ async def test_a_function_that_fails_on_data_is_said_and_loses_nothing(
         await pipelines.run(declared(divide))
     await pipelines.run(declared(mended))
     assert [event.data async for event in client.read("b")] == [b"none"]
+
+
+async def test_the_lag_of_a_pipeline_that_crashes_is_what_it_has_not_read(
+    pipelines: Pipelines, client: Client
+) -> None:
+    """No batch of such a run is ever done."""
+
+    def divide(events: Any) -> Any:
+        return events.selectExpr("cast(10 / cast(cast(value AS STRING) AS INT) AS STRING) AS value")
+
+    divided = skerry.pipeline(source="a", sink="b", name="p")(divide)
+
+    async def crash() -> tuple[int, int]:
+        with pytest.raises(errors.PipelineFailed, match="DIVIDE_BY_ZERO"):
+            await pipelines.run(divided)
+        status = Folder(pipelines.root, "p").read("status", Status)
+        assert status is not None
+        told = [row for row in await results(client, "pipelines/p") if row["state"] == "failed"]
+        assert told[-1]["topics"]["a"]["events"] == status.lag_events
+        return status.lag_events, told[-1]["lag_events"]
+
+    for value in ("1", "1", "0"):
+        await client.publish("a", value)
+    assert await crash() == (3, 3)  # without a checkpoint it begins with the first event
+    await pipelines.run(
+        skerry.pipeline(source="a", sink="b", name="p")(lambda e: e.selectExpr("'none' AS value"))
+    )
+    for value in ("1", "0"):
+        await client.publish("a", value)
+    assert await crash() == (2, 2)
 
 
 async def test_a_sink_that_is_full_is_said(spark: Any, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from skerry.spark import pipeline_code
 from skerry.spark.jobs import Folder, Job, State, Status
 from skerry.spark.options import SinkOptions, read_source
 from skerry.spark.pipeline import Pipeline, Source
-from skerry.spark.pipeline_metrics import WAIT, Metrics, add_batch
+from skerry.spark.pipeline_metrics import WAIT, Metrics, add_batch, read_for_good, read_up_to
 from skerry.spark.pipeline_shape import Plan, Shape
 from skerry.spark.session import register, session
 from skerry.sync import SyncClient, connect
@@ -148,6 +148,8 @@ def _run(
         opened.enter_context(connect(list(job.targets), timeout=WAIT, name="pipeline-metrics")),
         pipeline.name,
     )
+    reached = begin(pipeline, folder, job)
+    metrics.measure(status, reached)
     query = None
     with failures(stop, "the pipeline"):
         query = _start(frame, pipeline, folder, job)
@@ -157,7 +159,7 @@ def _run(
     status.state = "running"
     _note(folder, status)
     face.started(pipeline, status)
-    following = _Following(query, folder, face, metrics, status)
+    following = _Following(query, folder, face, metrics, status, reached)
     try:
         with failures(stop, "the pipeline"):
             following.follow(stop)
@@ -343,6 +345,27 @@ def _read(spark: SparkSession, source: Source, targets: list[str]) -> DataFrame:
     return (reader.schema(source.schema) if source.schema else reader).load()
 
 
+def begin(pipeline: Pipeline, folder: Folder, job: Job) -> dict[str, int]:
+    """The index of each topic behind which the first batch begins: its lag counts from there until
+    that batch is done, which it may never be. Nothing if that cannot be found out."""
+    from skerry.spark.decode import default_schema
+    from skerry.spark.stream import StreamReader
+
+    offsets: list[dict[str, Any]] = []
+    with contextlib.suppress(SkerryError, OSError, ValueError):
+        if (found := read_for_good(folder.checkpoint)) is not None:
+            return found
+        for source in pipeline.sources.values():
+            given = {**source.options, **site_options(job.targets), "format": "binary"}
+            options = read_source(given)
+            reader = StreamReader(options, default_schema(options))
+            try:
+                offsets.append({"endOffset": reader.initialOffset()})
+            finally:
+                reader.stop()
+    return read_up_to({"sources": offsets})
+
+
 def _start(frame: DataFrame, pipeline: Pipeline, folder: Folder, job: Job) -> StreamingQuery:
     writer = frame.writeStream.format("skerry").outputMode("append")
     writer = writer.options(**site_options(job.targets), topic=pipeline.sink)
@@ -358,14 +381,20 @@ class _Following:
     """Follows a query: every batch is told, written down and published."""
 
     def __init__(
-        self, query: StreamingQuery, folder: Folder, face: Face, metrics: Metrics, status: Status
+        self,
+        query: StreamingQuery,
+        folder: Folder,
+        face: Face,
+        metrics: Metrics,
+        status: Status,
+        reached: dict[str, int],
     ) -> None:
         self._query = query
         self._folder = folder
         self._face = face
         self._metrics = metrics
         self._status = status
-        self._reached: dict[str, int] = {}
+        self._reached = reached
         self._seen: tuple[int, str] = (-1, "")
         self._looked = self._published = 0.0
 
