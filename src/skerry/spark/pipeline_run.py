@@ -17,13 +17,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from skerry import errors
 from skerry.errors import BadSetting, CheckpointMismatch, PipelineFailed, SkerryError, UnknownTopic
 from skerry.model.pattern import Pattern
 from skerry.spark import pipeline_code
 from skerry.spark.jobs import Folder, Job, State, Status
-from skerry.spark.options import SinkOptions, read_source
+from skerry.spark.options import SinkOptions, read_sink, read_source
 from skerry.spark.pipeline import Pipeline, Source
+from skerry.spark.pipeline_batch import check_code, hash_of
 from skerry.spark.pipeline_metrics import WAIT, Metrics, add_batch, read_for_good, read_up_to
 from skerry.spark.pipeline_shape import Plan, Shape
 from skerry.spark.session import register, session
@@ -133,6 +136,7 @@ def _run(
     pipeline_code.ship()
     frame = build(spark, pipeline, job.targets)
     shape = shape_of(pipeline, frame)
+    code = hash_of(folder.code / job.file)
     if any(folder.checkpoint.glob("offsets/*")):
         stored = folder.read("shape", Shape)
         if stored is None:
@@ -140,7 +144,10 @@ def _run(
                 f"nothing says which pipeline wrote {folder.checkpoint}", "Begin anew with --fresh."
             )
         shape.check(stored)
-    folder.write("shape", shape)
+        if not job.redo:
+            sink = read_sink(_sink_options(pipeline, folder, job))
+            check_code(client, pipeline, sink, stored, code)
+    folder.write("shape", msgspec.structs.replace(shape, code=code))
     if stop.wanted:
         _end(pipeline, folder, face, status, "stopped")
         return
@@ -366,10 +373,14 @@ def begin(pipeline: Pipeline, folder: Folder, job: Job) -> dict[str, int]:
     return read_up_to({"sources": offsets})
 
 
+def _sink_options(pipeline: Pipeline, folder: Folder, job: Job) -> dict[str, str]:
+    where = {"topic": pipeline.sink, "checkpointLocation": str(folder.checkpoint)}
+    return {**site_options(job.targets), **where}
+
+
 def _start(frame: DataFrame, pipeline: Pipeline, folder: Folder, job: Job) -> StreamingQuery:
     writer = frame.writeStream.format("skerry").outputMode("append")
-    writer = writer.options(**site_options(job.targets), topic=pipeline.sink)
-    writer = writer.option("checkpointLocation", str(folder.checkpoint))
+    writer = writer.options(**_sink_options(pipeline, folder, job))
     if job.once:
         writer = writer.trigger(availableNow=True)
     elif pipeline.every:
