@@ -58,16 +58,31 @@ class Pipelines:
         )
 
     async def run(
-        self, pipeline: Pipeline, *, once: bool = True, fresh: bool = False, origin: str = "test.py"
+        self, given: Pipeline | Path, *, once: bool = True, fresh: bool = False, redo: bool = False
     ) -> Status:
-        """Run a pipeline as far as its topics go now; with `once` off until `stop` is asked."""
+        """Run a pipeline, or that of a file, as far as its topics go now; with `once` off until
+        `stop` is asked."""
+        copy = pipeline_code.stage(given, self.root) if isinstance(given, Path) else None
+        if isinstance(given, Path):
+            assert copy is not None
+            pipeline = pipeline_code.pick(pipeline_code.load(copy), None, given)
+        else:
+            pipeline = given
         folder = Folder(self.root, pipeline.name)
-        targets = [self.data]
-        job = Job(name=pipeline.name, file="x.py", origin=origin, targets=targets, once=once)
+        job = Job(
+            name=pipeline.name,
+            file=copy.name if copy else "x.py",
+            origin="test.py",
+            targets=[self.data],
+            once=once,
+            redo=redo,
+        )
         folder.take()
         try:
             if fresh:
                 folder.begin_anew()
+            if copy is not None:
+                folder.install(copy, job)
             folder.write("job", job)
             self.notes = Notes()
             return await asyncio.to_thread(

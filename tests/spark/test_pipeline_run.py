@@ -12,6 +12,7 @@ import pytest
 
 import skerry
 from skerry import Client, errors
+from skerry.spark.jobs import Folder, Status
 from skerry.spark.pipeline import Pipeline
 from skerry.testing import LocalSite
 from tests.conftest import until
@@ -147,6 +148,86 @@ async def test_a_function_that_fails_on_data_is_said_and_loses_nothing(
         await pipelines.run(declared(divide))
     await pipelines.run(declared(mended))
     assert [event.data async for event in client.read("b")] == [b"none"]
+
+
+async def test_the_lag_of_a_pipeline_that_crashes_is_what_it_has_not_read(
+    pipelines: Pipelines, client: Client
+) -> None:
+    """No batch of such a run is ever done."""
+
+    def divide(events: Any) -> Any:
+        return events.selectExpr("cast(10 / cast(cast(value AS STRING) AS INT) AS STRING) AS value")
+
+    divided = skerry.pipeline(source="a", sink="b", name="p")(divide)
+
+    async def crash() -> tuple[int, int]:
+        with pytest.raises(errors.PipelineFailed, match="DIVIDE_BY_ZERO"):
+            await pipelines.run(divided)
+        status = Folder(pipelines.root, "p").read("status", Status)
+        assert status is not None
+        told = [row for row in await results(client, "pipelines/p") if row["state"] == "failed"]
+        assert told[-1]["topics"]["a"]["events"] == status.lag_events
+        return status.lag_events, told[-1]["lag_events"]
+
+    for value in ("1", "1", "0"):
+        await client.publish("a", value)
+    assert await crash() == (3, 3)  # without a checkpoint it begins with the first event
+    await pipelines.run(
+        skerry.pipeline(source="a", sink="b", name="p")(lambda e: e.selectExpr("'none' AS value"))
+    )
+    for value in ("1", "0"):
+        await client.publish("a", value)
+    assert await crash() == (2, 2)
+
+
+def written_as(file: Path, value: str) -> Path:
+    """A file with the pipeline `p`, which writes `value`."""
+    file.write_text(
+        "import skerry\n"
+        '@skerry.pipeline(source="a", sink="b", name="p")\n'
+        f"def p(events): return events.selectExpr({value!r})\n"
+    )
+    return file
+
+
+async def test_code_does_not_change_within_a_batch_that_is_half_written(
+    pipelines: Pipelines, client: Client, site: LocalSite, tmp_path: Path
+) -> None:
+    """Rows are known by what they say. What the code before wrote would stay beside the new."""
+    async with site.connect("admin") as admin:
+        await admin.set_topic("b", max_event_bytes=1000)
+    async with client.publisher("a") as publisher:
+        for n in range(300):
+            await publisher.send(b"%d" % n)
+        await publisher.send(b"300".ljust(2000))
+    zero = written_as(tmp_path / "zero.py", "cast(1 / (length(value) - 2000) AS STRING) AS value")
+    one = written_as(tmp_path / "one.py", "value")
+    two = written_as(tmp_path / "two.py", "concat('x', trim(cast(value AS STRING))) AS value")
+
+    with pytest.raises(errors.PipelineFailed, match="DIVIDE_BY_ZERO"):
+        await pipelines.run(zero)
+    # It has written nothing, so other code may do the batch; that breaks off half-way.
+    with pytest.raises(errors.SkerryError, match="larger than its topic takes"):
+        await pipelines.run(one)
+    count = await client.latest_index("b")
+    assert count > 100
+
+    with pytest.raises(
+        errors.CheckpointMismatch, match="batch 0 of the pipeline p is not done"
+    ) as e:
+        await pipelines.run(two)
+    assert f"{count:,} rows that the code before made of it are in b" in e.value.what
+    assert "--redo" in e.value.advice
+    with pytest.raises(errors.SkerryError, match="larger than its topic takes"):
+        await pipelines.run(one)  # the code that began it may go on
+    assert await client.latest_index("b") == count
+
+    await pipelines.run(two, redo=True)
+    values = [event.data.decode() async for event in client.read("b")]
+    assert values[count:] == [f"x{n}" for n in range(301)]
+    await client.publish("a", "301")
+    await pipelines.run(one)  # between batches code may change
+    assert await client.latest_index("b") == count + 302
 
 
 async def test_a_sink_that_is_full_is_said(spark: Any, tmp_path: Path) -> None:

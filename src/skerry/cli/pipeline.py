@@ -63,6 +63,14 @@ Fresh = Annotated[
         help="Forget the checkpoint: read and write from the start again.",
     ),
 ]
+Redo = Annotated[
+    bool,
+    typer.Option(
+        "--redo",
+        metavar="",
+        help="Write the batch again that the code before it changed has left half written.",
+    ),
+]
 Master = Annotated[
     str | None,
     typer.Option(
@@ -89,6 +97,7 @@ def run(
         bool, typer.Option("--once", metavar="", help="End when everything there is was read.")
     ] = False,
     fresh: Fresh = False,
+    redo: Redo = False,
     state: StateFolder = None,
     master: Master = None,
     memory: Memory = "1g",
@@ -104,7 +113,7 @@ def run(
     from skerry.spark.pipeline_run import run as run_pipeline
 
     os.umask(0o077)
-    prepared = _prepared(file, fresh, state, master, memory, conf, connect, once)
+    prepared = _prepared(file, fresh, redo, state, master, memory, conf, connect, once)
     with prepared as (folder, job, made), make_progress(as_json) as face:
         run_pipeline(made, folder, job, face, Stop())
 
@@ -112,6 +121,7 @@ def run(
 def deploy(
     file: File,
     fresh: Fresh = False,
+    redo: Redo = False,
     state: StateFolder = None,
     master: Master = None,
     memory: Memory = "1g",
@@ -129,7 +139,7 @@ def deploy(
     from skerry.sync import connect as connect_now
 
     os.umask(0o077)
-    with _prepared(file, fresh, state, master, memory, conf, connect) as (folder, job, made):
+    with _prepared(file, fresh, redo, state, master, memory, conf, connect) as (folder, job, made):
         with connect_now(list(job.targets), timeout=10.0, name="skerry-cli") as client:
             check_topics(client, made)
         find_java()
@@ -237,6 +247,7 @@ def stop(
 def _prepared(
     target: str,
     fresh: bool,
+    redo: bool,
     state: Path | None,
     master: str | None,
     memory: str,
@@ -274,6 +285,7 @@ def _prepared(
             memory=memory,
             config=config,
             once=bool(once),
+            redo=redo,
             deployed=once is None,
         )
         folder.install(copy, job)

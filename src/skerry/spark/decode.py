@@ -11,25 +11,27 @@ payload is bad if it cannot be read, or if a field does not fit its type. `mode`
 `permissive` makes a row whose fields are null and whose `_bad` column, if the schema has one, is
 the payload; `drop` leaves it out; `fail` raises `BadPayload`. One bad record in a packed event
 makes the whole event bad: its publisher wrote it in one piece.
+
+Whether a payload is bad depends on that payload alone, never on those that came with it: a batch
+that is run again gets the same events in other pieces, and must make the same rows of them. JSON is
+what Python's `json` takes. That writes NaN, Infinity and -Infinity, and Spark's own `from_json`
+reads them: they are good in columns of floats. A field that the schema does not have may hold text
+that is no UTF-8; it is left out. Of two fields with one name the last counts.
+`skerry.spark.records` is all that decides.
 """
 
 from __future__ import annotations
 
-import datetime
-import decimal
-import io
-from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.json
 
 from skerry.errors import BadSetting, InputError
 from skerry.spark.columns import TYPES
 from skerry.spark.options import SourceOptions
+from skerry.spark.records import Records, fitter
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -69,6 +71,8 @@ def check_schema(options: SourceOptions, schema: StructType) -> None:
                 f"an event has no column {field.name!r}",
                 f'It has {", ".join(TYPES)}; fields of payloads need .option("format", "json").',
             )
+        if expected is None and options.format in ("json", "msgpack"):
+            fitter(field.type)
         if expected is not None and field.type != expected:
             raise BadSetting(f"the column {field.name!r} is {expected}, not {field.type}")
 
@@ -80,6 +84,9 @@ class Decoder:
         self._options = options
         self._schema = schema
         self._fields = [f for f in schema if f.name not in TYPES and f.name != BAD]
+        self._records: Records | None = None
+        if options.format in ("json", "msgpack"):
+            self._records = Records(options.format, self._fields)
         needs = {field.name for field in schema} & set(TYPES)
         if options.format not in ("binary", "text") or BAD in schema.names:
             needs.add("value")
@@ -95,7 +102,7 @@ class Decoder:
             if kind == "text" and payloads is not None:
                 columns["value"], bad = _texts(payloads)
             return self._finish(columns, payloads, bad, None, {})
-        decode = {"json": self._json, "msgpack": self._msgpack, "arrow": self._arrow}[kind]
+        decode = self._arrow if kind == "arrow" else self._maps
         fields, rows, bad = decode(payloads)
         return self._finish(columns, payloads, bad, rows, fields)
 
@@ -133,66 +140,9 @@ class Decoder:
 
     # Formats: each returns the fields, which event each row is of, and which events are bad
 
-    def _json(self, payloads: pa.Array) -> tuple[dict[str, pa.Array], Any, Any]:
-        if (table := self._json_at_once(payloads)) is not None:
-            count = len(payloads)
-            return {f.name: _one(table[f.name]) for f in self._fields}, None, np.zeros(count, bool)
-        return self._records(payloads, msgspec.json.Decoder().decode)
-
-    def _msgpack(self, payloads: pa.Array) -> tuple[dict[str, pa.Array], Any, Any]:
-        return self._records(payloads, msgspec.msgpack.Decoder().decode)
-
-    def _json_at_once(self, payloads: pa.Array) -> pa.Table | None:
-        """All payloads with Arrow's own reader; None if one of them is not a plain map in one
-        line that fits the schema. It takes lines, so none may hold or be an empty one."""
-        lines = payloads.to_pylist()
-        if not lines or not all(line[:1] == b"{" and line[-1:] == b"}" for line in lines):
-            return None
-        text = b"\n".join(lines)
-        if text.count(b"\n") != len(lines) - 1 or text.count(b"\r"):
-            return None
-        try:
-            table = pyarrow.json.read_json(
-                io.BytesIO(text),
-                read_options=pyarrow.json.ReadOptions(
-                    use_threads=False, block_size=len(text) + 1024
-                ),
-                parse_options=pyarrow.json.ParseOptions(
-                    explicit_schema=pa.schema(self._fields), unexpected_field_behavior="ignore"
-                ),
-            )
-        except pa.ArrowInvalid:
-            return None
-        return table if table.num_rows == len(lines) else None
-
-    def _records(
-        self, payloads: pa.Array, decode: Callable[[bytes], Any]
-    ) -> tuple[dict[str, pa.Array], Any, Any]:
-        fitters = [(field.name, fitter(field.type)) for field in self._fields]
-        columns: list[list[Any]] = [[] for _ in self._fields]
-        rows: list[int] = []
-        bad = np.zeros(len(payloads), bool)
-        empty = [[None] * len(self._fields)]
-        for at, payload in enumerate(payloads.to_pylist()):
-            try:
-                found = decode(payload)
-                records = found if isinstance(found, list) else [found]
-                values = [[fit(record.get(name)) for name, fit in fitters] for record in records]
-            except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
-                bad[at] = True
-                values = empty
-            for value in values:
-                rows.append(at)
-                for column, item in zip(columns, value, strict=True):
-                    column.append(item)
-        return (
-            {
-                field.name: pa.array(column, field.type)
-                for field, column in zip(self._fields, columns, strict=True)
-            },
-            pa.array(rows, pa.int32()),
-            bad,
-        )
+    def _maps(self, payloads: pa.Array) -> tuple[dict[str, pa.Array], Any, Any]:
+        assert self._records is not None
+        return self._records.columns(payloads.to_pylist())
 
     def _arrow(self, payloads: pa.Array) -> tuple[dict[str, pa.Array], Any, Any]:
         schema = pa.schema(self._fields)
@@ -244,94 +194,3 @@ def _text(payload: bytes) -> str | None:
         return payload.decode()
     except UnicodeDecodeError:
         return None
-
-
-def fitter(kind: pa.DataType) -> Callable[[Any], Any]:
-    """A function that returns a value as Arrow takes it for `kind`, or raises `ValueError`."""
-    types = pa.types
-    if types.is_struct(kind):
-        return _struct([(f.name, fitter(f.type)) for f in kind])
-    if types.is_list(kind):
-        return _list(fitter(kind.value_type))
-    if types.is_map(kind):
-        return _map(fitter(kind.item_type))
-    if types.is_boolean(kind):
-        return _exactly(bool)
-    if types.is_integer(kind):
-        return _integer(kind.bit_width)
-    if types.is_floating(kind):
-        return _floating
-    if types.is_string(kind):
-        return _exactly(str)
-    if types.is_binary(kind):
-        return lambda value: value.encode() if isinstance(value, str) else _exactly(bytes)(value)
-    if types.is_timestamp(kind):
-        return _timestamp
-    if types.is_date(kind):
-        return lambda v: datetime.date.fromisoformat(v) if isinstance(v, str) else v
-    if types.is_decimal(kind):
-        return lambda v: None if v is None else round(decimal.Decimal(str(v)), kind.scale)
-    raise BadSetting(f"payloads cannot be decoded into {kind}")
-
-
-def _exactly(kind: type) -> Callable[[Any], Any]:
-    def fit(value: Any) -> Any:
-        if value is None or type(value) is kind:
-            return value
-        raise ValueError(f"{value!r} is no {kind.__name__}")
-
-    return fit
-
-
-def _integer(bits: int) -> Callable[[Any], Any]:
-    most = 1 << (bits - 1)
-
-    def fit(value: Any) -> Any:
-        if value is None or (type(value) is int and -most <= value < most):
-            return value
-        raise ValueError(f"{value!r} does not fit {bits} bits")
-
-    return fit
-
-
-def _floating(value: Any) -> Any:
-    if value is None or type(value) is float:
-        return value
-    if type(value) is int:
-        return float(value)
-    raise ValueError(f"{value!r} is no number")
-
-
-def _timestamp(value: Any) -> Any:
-    if isinstance(value, str):
-        value = datetime.datetime.fromisoformat(value)
-    if isinstance(value, datetime.datetime):
-        return value if value.tzinfo else value.replace(tzinfo=datetime.UTC)
-    if value is None:
-        return None
-    raise ValueError(f"{value!r} is no time")
-
-
-def _struct(fields: Iterable[tuple[str, Callable[[Any], Any]]]) -> Callable[[Any], Any]:
-    fields = list(fields)
-
-    def fit(value: Any) -> Any:
-        return None if value is None else {name: one(value.get(name)) for name, one in fields}
-
-    return fit
-
-
-def _list(item: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def fit(value: Any) -> Any:
-        if value is not None and not isinstance(value, list):
-            raise ValueError("no list")
-        return None if value is None else [item(one) for one in value]
-
-    return fit
-
-
-def _map(item: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def fit(value: Any) -> Any:
-        return None if value is None else [(str(key), item(one)) for key, one in value.items()]
-
-    return fit

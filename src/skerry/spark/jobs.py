@@ -57,6 +57,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     memory: str = "1g"
     config: dict[str, str] = {}
     once: bool = False
+    redo: bool = False
+    """Whether a batch that other code has begun to write may be written again."""
     deployed: bool = False
 
 

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -58,6 +59,20 @@ def read_up_to(progress: Mapping[str, Any]) -> dict[str, int]:
             index = int(mark["index"])
             reached[topic] = min(index, reached.get(topic, index))
     return reached
+
+
+def newest(folder: Path) -> int:
+    """The last batch of which a checkpoint has a file in `folder`; -1 if there is none."""
+    return max((int(file.name) for file in folder.glob("*") if file.name.isdigit()), default=-1)
+
+
+def read_for_good(checkpoint: Path) -> dict[str, int] | None:
+    """The last index of each topic that the batches of a checkpoint which are done have read; None
+    if there are none. Behind version and times `offsets/<batch>` has a line for each source."""
+    if (done := newest(checkpoint / "commits")) < 0:
+        return None
+    lines = (checkpoint / "offsets" / str(done)).read_text().splitlines()[2:]
+    return read_up_to({"sources": [{"endOffset": line} for line in lines if line != "-"]})
 
 
 class Metrics:

@@ -17,14 +17,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from skerry import errors
 from skerry.errors import BadSetting, CheckpointMismatch, PipelineFailed, SkerryError, UnknownTopic
 from skerry.model.pattern import Pattern
 from skerry.spark import pipeline_code
 from skerry.spark.jobs import Folder, Job, State, Status
-from skerry.spark.options import SinkOptions, read_source
+from skerry.spark.options import SinkOptions, read_sink, read_source
 from skerry.spark.pipeline import Pipeline, Source
-from skerry.spark.pipeline_metrics import WAIT, Metrics, add_batch
+from skerry.spark.pipeline_batch import check_code, hash_of
+from skerry.spark.pipeline_metrics import WAIT, Metrics, add_batch, read_for_good, read_up_to
 from skerry.spark.pipeline_shape import Plan, Shape
 from skerry.spark.session import register, session
 from skerry.sync import SyncClient, connect
@@ -133,6 +136,7 @@ def _run(
     pipeline_code.ship()
     frame = build(spark, pipeline, job.targets)
     shape = shape_of(pipeline, frame)
+    code = hash_of(folder.code / job.file)
     if any(folder.checkpoint.glob("offsets/*")):
         stored = folder.read("shape", Shape)
         if stored is None:
@@ -140,7 +144,10 @@ def _run(
                 f"nothing says which pipeline wrote {folder.checkpoint}", "Begin anew with --fresh."
             )
         shape.check(stored)
-    folder.write("shape", shape)
+        if not job.redo:
+            sink = read_sink(_sink_options(pipeline, folder, job))
+            check_code(client, pipeline, sink, stored, code)
+    folder.write("shape", msgspec.structs.replace(shape, code=code))
     if stop.wanted:
         _end(pipeline, folder, face, status, "stopped")
         return
@@ -148,6 +155,8 @@ def _run(
         opened.enter_context(connect(list(job.targets), timeout=WAIT, name="pipeline-metrics")),
         pipeline.name,
     )
+    reached = begin(pipeline, folder, job)
+    metrics.measure(status, reached)
     query = None
     with failures(stop, "the pipeline"):
         query = _start(frame, pipeline, folder, job)
@@ -157,7 +166,7 @@ def _run(
     status.state = "running"
     _note(folder, status)
     face.started(pipeline, status)
-    following = _Following(query, folder, face, metrics, status)
+    following = _Following(query, folder, face, metrics, status, reached)
     try:
         with failures(stop, "the pipeline"):
             following.follow(stop)
@@ -343,10 +352,35 @@ def _read(spark: SparkSession, source: Source, targets: list[str]) -> DataFrame:
     return (reader.schema(source.schema) if source.schema else reader).load()
 
 
+def begin(pipeline: Pipeline, folder: Folder, job: Job) -> dict[str, int]:
+    """The index of each topic behind which the first batch begins: its lag counts from there until
+    that batch is done, which it may never be. Nothing if that cannot be found out."""
+    from skerry.spark.decode import default_schema
+    from skerry.spark.stream import StreamReader
+
+    offsets: list[dict[str, Any]] = []
+    with contextlib.suppress(SkerryError, OSError, ValueError):
+        if (found := read_for_good(folder.checkpoint)) is not None:
+            return found
+        for source in pipeline.sources.values():
+            given = {**source.options, **site_options(job.targets), "format": "binary"}
+            options = read_source(given)
+            reader = StreamReader(options, default_schema(options))
+            try:
+                offsets.append({"endOffset": reader.initialOffset()})
+            finally:
+                reader.stop()
+    return read_up_to({"sources": offsets})
+
+
+def _sink_options(pipeline: Pipeline, folder: Folder, job: Job) -> dict[str, str]:
+    where = {"topic": pipeline.sink, "checkpointLocation": str(folder.checkpoint)}
+    return {**site_options(job.targets), **where}
+
+
 def _start(frame: DataFrame, pipeline: Pipeline, folder: Folder, job: Job) -> StreamingQuery:
     writer = frame.writeStream.format("skerry").outputMode("append")
-    writer = writer.options(**site_options(job.targets), topic=pipeline.sink)
-    writer = writer.option("checkpointLocation", str(folder.checkpoint))
+    writer = writer.options(**_sink_options(pipeline, folder, job))
     if job.once:
         writer = writer.trigger(availableNow=True)
     elif pipeline.every:
@@ -358,14 +392,20 @@ class _Following:
     """Follows a query: every batch is told, written down and published."""
 
     def __init__(
-        self, query: StreamingQuery, folder: Folder, face: Face, metrics: Metrics, status: Status
+        self,
+        query: StreamingQuery,
+        folder: Folder,
+        face: Face,
+        metrics: Metrics,
+        status: Status,
+        reached: dict[str, int],
     ) -> None:
         self._query = query
         self._folder = folder
         self._face = face
         self._metrics = metrics
         self._status = status
-        self._reached: dict[str, int] = {}
+        self._reached = reached
         self._seen: tuple[int, str] = (-1, "")
         self._looked = self._published = 0.0
 

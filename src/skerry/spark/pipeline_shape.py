@@ -48,6 +48,9 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     operators: list[str]
     """The stateful operators from the sink to the sources, in Spark's words."""
     digest: str
+    code: str = ""
+    """A hash of the file that it was declared in. Not part of the digest: code may change, but not
+    within a batch (`pipeline_batch`)."""
 
     @classmethod
     def make(cls, name: str, sources: Sequence[str], sink: str, operators: Sequence[str]) -> Shape:

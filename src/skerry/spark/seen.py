@@ -105,6 +105,11 @@ def attempt_at(checkpoint: str, run: str, batch: int, number: int) -> Attempt:
     return Attempt(again=not first, began=batch_began(checkpoint, batch), marks=marks)
 
 
+def prefix(query: str, batch: int) -> str:
+    """What the ids of all rows of a batch begin with; the task, the content and a number follow."""
+    return f"spark-{query}-{batch}-"
+
+
 def batch_began(checkpoint: str, batch: int) -> float | None:
     """When a batch was first planned, by the driver's clock; None if the checkpoint does not tell.
 

@@ -41,7 +41,7 @@ from skerry.model.fabric import TopicEntry
 from skerry.model.names import check_topic
 from skerry.spark.fetch import Lost
 from skerry.spark.options import SinkOptions
-from skerry.spark.seen import Attempt, Marks, attempt_at, stored_ids, write_done
+from skerry.spark.seen import Attempt, Marks, attempt_at, prefix, stored_ids, write_done
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -112,7 +112,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         attempt = attempt_at(self.options.checkpoint, run, int(batch), number)
         if attempt.began is None:
             log.warning("the checkpoint cannot be read: a batch is written once only within 2 min")
-        job = f"spark-{query}-{batch}-{context.partitionId()}-"
+        job = f"{prefix(query, int(batch))}{context.partitionId()}-"
         return self._write(job, attempt, iterator, run)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
