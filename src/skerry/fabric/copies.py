@@ -22,6 +22,8 @@ import logging
 from collections.abc import Collection, Iterable
 from typing import Any
 
+import msgspec
+
 from skerry.directory.store import Store
 from skerry.engine.jetstream import JetStream
 from skerry.engine.link import Down
