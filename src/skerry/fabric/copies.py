@@ -32,6 +32,7 @@ from skerry.fabric.durables import Durables
 from skerry.fabric.following import Following
 from skerry.fabric.links import Links
 from skerry.fabric.logs import Info, Logs
+from skerry.fabric.opening import Openings
 from skerry.fabric.peers import Peers
 from skerry.fabric.replacement import Replacement
 from skerry.fabric.streams import Local, differs, is_brought_back
@@ -55,6 +56,7 @@ class Copies:
         links: Links,
         peers: Peers,
         deliver_plain: bool,
+        silence: float,
     ) -> None:
         self.site = site
         self.logs = Logs(jetstream, site, fabric, store, deliver_plain)
@@ -69,6 +71,9 @@ class Copies:
         self._links = links
         self._peers = peers
         self._tasks = Tasks("work on a copy")
+        self.openings = Openings(self.logs, links, peers, store.origin, silence, self._reopen)
+        self.starts = 1
+        """How often the engine was started, as far as this agent knows."""
         self.young_until = 0.0
         """Until when copies here lack ids from before the engine's start."""
 
@@ -87,6 +92,7 @@ class Copies:
         """Stop; logs stay as they are."""
         await self.following.close()
         await self._replacement.close()
+        await self.openings.close()
         await self._tasks.close()
 
     def entry(self, name: str) -> TopicEntry | None:
@@ -127,7 +133,7 @@ class Copies:
                 if local.is_ours or local.copy.reserve is not None:
                     await self._forget(local)  # it was deleted while we were away
             elif self._is_shut(local, entry):
-                self._tasks.spawn(self._thaw(local.name, local.epoch))
+                self.openings.begin(local)
             else:
                 await self.settle(entry)
         for entry in self._store.all("topic.", TopicEntry).values():
@@ -358,6 +364,11 @@ class Copies:
                 "Restore the data folder, or move the topic to a site that has a copy.",
             )
         if local.kind == "home" and local.epoch == entry.epoch and local.copy.sealed <= entry.epoch:
+            if local.checked != self.starts and len(entry.members) > 1:
+                await self.logs.freeze(local)
+                local.is_reopened = True
+                self.openings.begin(local)
+                return
             wanted = self.logs.home(local, entry)
             if info is not None and not differs(wanted, info["config"]):
                 return
@@ -379,10 +390,24 @@ class Copies:
         else:
             await self.logs.update(local, config)
         local.kind = "home"
+        local.checked = self.starts
         local.parent = ""
         if by_reserve:
             await self.logs.drop_reserve(local)
         await self.following.leave(local)
+
+    async def _reopen(self, local: Local, entry: TopicEntry) -> None:
+        """No member is ahead: a home that was shut for that opens again. One that was shut for
+        another reason, before a crash, does so in a new epoch."""
+        if not local.is_reopened:
+            await self._thaw(local.name, local.epoch)
+            return
+        async with local.lock:
+            if local.kind == "frozen" and local.epoch == entry.epoch >= local.copy.sealed:
+                await self.logs.update(local, self.logs.home(local, entry))
+                local.kind = "home"
+                local.checked = self.starts
+            local.is_reopened = False
 
     async def _keep_following(self, local: Local, entry: TopicEntry, info: Info | None) -> None:
         if not self._is_needed(local, entry):
@@ -448,6 +473,7 @@ class Copies:
     async def make_anew(self, local: Local, entry: TopicEntry) -> bool:
         """Delete a log that is not part of the history, and copy that if it is needed here;
         whether it is. For `Replacement`, which holds the lock."""
+        self.openings.lost.pop(local.name, None)
         is_needed = self._is_needed(local, entry)
         if is_needed:
             await self._delete(local)

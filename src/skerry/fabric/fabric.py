@@ -87,7 +87,7 @@ class Fabric(Listener):
         self.links = Links(connection, operator, settings, folder, ports, membership, self)
         self.copies = Copies(
             self._jetstream, self.site, membership.id, self.store, self.links, self._peers,
-            settings.deliver_plain,
+            settings.deliver_plain, settings.silence,
         )  # fmt: skip
         self.readers = Readers(self._jetstream, self.copies, self.links, self._peers)
         self._upkeep = Upkeep(
@@ -244,7 +244,8 @@ class Fabric(Listener):
 
     def on_up(self) -> None:
         """The engine is back, locked."""
-        self.is_open = self.leads
+        self.is_open = False
+        self.copies.starts += 1
         self.copies.young_until = self._connection.now() + DUPLICATE_WINDOW
         self.links.engine_restarted()
         self._recover()

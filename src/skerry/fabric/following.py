@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 from collections.abc import Callable
 
 import msgspec
@@ -38,12 +39,13 @@ FAR = 1.0
 
 
 class Holding(msgspec.Struct):
-    """The log at a site that others may follow: the epoch of its history, its first index, and the
-    sites through which it follows the home itself."""
+    """The log at a site that others may follow: the epoch of its history, its first and last index,
+    and the sites through which it follows the home itself."""
 
     root: int
     first: int
     path: tuple[str, ...] = ()
+    last: int = sys.maxsize
 
 
 class Following:
@@ -190,6 +192,9 @@ class Following:
             )  # fmt: skip
             self._rebuild(local)
             return None
+        if local.parent == entry.home and question.start > holding.last + 1:
+            await self._renounce(local, entry, question.start - 1, holding.last)
+            return None
         if self._site in holding.path:
             self._leave_ring(local, entry)
             return None
@@ -197,6 +202,20 @@ class Following:
         if local.parent != entry.home:
             self._tasks.spawn(self._look_for_ring(local, local.parent))
         return local.parent
+
+    async def _renounce(self, local: Local, entry: TopicEntry, mine: int, last: int) -> None:
+        """The home lost events that this copy holds: it is helped no more. A copy that is sealed
+        for an epoch which does not come asks for it (`Upkeep`)."""
+        if self._site not in entry.members:
+            return
+        log.error(
+            "the copy of %s here ends at %d, and its home %s at %d: that has lost events",
+            local.name, mine, entry.home, last,
+        )  # fmt: skip
+        async with local.lock:
+            if local.copy.following == entry.epoch:
+                local.copy.seal(entry.epoch + 1)
+                await self._logs.write_marks(local)
 
     async def _look_for_ring(self, local: Local, parent: str) -> None:
         await asyncio.sleep(RING)
@@ -223,7 +242,8 @@ class Following:
         if local is None or info is None:
             return None
         path = local.path if local.kind == "copy" else ()
-        return Holding(local.copy.root, info["state"]["first_seq"], path)
+        state = info["state"]
+        return Holding(local.copy.root, state["first_seq"], path, state["last_seq"])
 
     def on_link(self, peer: str, is_up: bool) -> None:
         """A link changed: mirrors and sources that use it must be told, or would wait."""

@@ -42,7 +42,7 @@ from skerry.model.fabric import (
     topic_key,
     up_key,
 )
-from skerry.model.names import TopicText, check_topic, stream_of
+from skerry.model.names import SiteText, TopicText, check_topic, stream_of
 from skerry.model.placement import pin_key
 from skerry.model.promotion import State, elect, next_epoch
 from skerry.model.topic import TopicSettings
@@ -61,6 +61,13 @@ class SealRequest(msgspec.Struct):
     """Asks a member to seal copies: names and epochs."""
 
     topics: list[tuple[TopicText, int]]
+
+
+class RenewRequest(msgspec.Struct):
+    """Asks for another epoch of a topic, with none of `barred` as its home."""
+
+    name: TopicText
+    barred: list[SiteText] = []
 
 
 class Leader:
@@ -364,11 +371,12 @@ class Leader:
         won = await asyncio.gather(*(self._announce(entry) for entry in fresh))
         return sum(won)
 
-    async def renew(self, name: str) -> None:
-        """Give a topic a new epoch, because members were sealed for one that never came."""
-        entry = self._entry(name)
+    async def renew(self, request: RenewRequest) -> None:
+        """Give a topic a new epoch: members were sealed for one that never came, or its home has
+        lost events and is barred."""
+        entry = self._entry(request.name)
         if self.is_there(entry.home):
-            await self.elect([entry], set())
+            await self.elect([entry], set(request.barred))
 
     async def _seal(self, site: str, topics: list[tuple[str, int]]) -> dict[str, State]:
         try:

@@ -67,7 +67,7 @@ def first_wiring(site: str, membership: Membership) -> Wiring:
         found = _outbound(membership, membership.coordinator)
         outbound = (found,) if found else ()
     leads = membership.coordination == site
-    return Wiring(outbound=outbound, coordinates=leads, locked=not leads, asleep=True)
+    return Wiring(outbound=outbound, coordinates=leads, locked=True, asleep=True)
 
 
 class Links:
@@ -360,8 +360,6 @@ class Links:
         async with self._apply_lock:
             if locked is None:
                 locked = self._locked
-            if self._membership.coordination == self.site:
-                locked = False  # nobody else could have replaced a home here
             self._locked = locked
             wiring = self.wiring(locked)
             if wiring == self._applied:
@@ -379,8 +377,7 @@ class Links:
                 ) from None
             finally:
                 # Should the engine die, it comes back asleep and locked.
-                leads = self._membership.coordination == self.site
-                asleep = msgspec.structs.replace(wiring, asleep=True, locked=not leads)
+                asleep = msgspec.structs.replace(wiring, asleep=True, locked=True)
                 write_conf(self._folder, self._settings, self._ports, asleep)
             gone = {link.peer for link in old.inbound} if old else set()
             for peer in gone - {link.peer for link in wiring.inbound}:

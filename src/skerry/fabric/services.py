@@ -20,7 +20,7 @@ import msgspec
 from skerry.errors import SkerryError, Unavailable
 from skerry.fabric.control import Control
 from skerry.fabric.join import JoinRequest
-from skerry.fabric.leader import Leader, SealRequest
+from skerry.fabric.leader import Leader, RenewRequest, SealRequest
 from skerry.fabric.losses import Lost
 from skerry.fabric.moves import FreezeRequest
 from skerry.fabric.outbox import SourceRequest
@@ -136,7 +136,7 @@ class Services:
         serve("peer.lead.topic.set", CreateRequest, leader.change)
         serve("peer.lead.topic.delete", TopicName, lambda r: leader.delete(r.name))
         serve("peer.lead.topic.move", MoveRequest, leader.move)
-        serve("peer.lead.topic.renew", TopicName, lambda r: leader.renew(r.name))
+        serve("peer.lead.topic.renew", RenewRequest, leader.renew)
         serve("peer.lead.topic.list", None, self._all_topics)
         serve("peer.lead.sites", None, self._all_sites)
         serve("peer.lead.site.drain", SiteName, lambda r: leader.drain(r.site))

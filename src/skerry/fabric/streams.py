@@ -49,6 +49,10 @@ class Local:
         self.stuck = 0.0
         """Since when it waits, sealed, for an epoch that does not come."""
         self.patience = 0.0
+        self.checked = 0
+        """The start of the engine since which a home here is known to be behind no member."""
+        self.is_reopened = False
+        """Whether a home is shut only until its members were asked."""
         self.work: asyncio.Task[None] | None = None
         self.release: asyncio.Task[None] | None = None
         self.lease: asyncio.TimerHandle | None = None

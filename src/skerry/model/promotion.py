@@ -122,6 +122,20 @@ def may_stay_open(epoch: int, members: Sequence[str], sealed: Mapping[str, int])
     return len(free) >= write_quorum(len(members))
 
 
+def may_open(
+    home: State, members: Sequence[str], states: Iterable[State], is_trusted: bool
+) -> bool | None:
+    """Whether a home whose engine started anew may go on in its epoch, `home.label`. False: its log
+    was cut short, for a member is ahead of it. None: not known yet. Its own log is believed unless
+    something speaks against it (`is_trusted`); then so many others must answer that one of them
+    holds whatever was acknowledged at level `quorum`."""
+    others = {state.site: state for state in states if state.site in members}
+    others.pop(home.site, None)
+    if any((other.label, other.last) > (home.label, home.last) for other in others.values()):
+        return False
+    return True if is_trusted or len(others) >= read_quorum(len(members)) else None
+
+
 def may_cut_over(members: Sequence[str], states: Mapping[str, State], last: int) -> bool:
     """Whether a frozen home's log, which ends at `last`, is safe with the next `members`: so many
     of them hold it that any election among them would find it. `states` are those of copies whose

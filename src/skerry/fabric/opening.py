@@ -1,0 +1,146 @@
+"""A home whose engine started anew takes events only when no member is ahead of it.
+
+Theory of operation. What a home acknowledged at level `quorum` another member holds as well. A home
+that lost the end of its log (a flipped bit, a power cut, a folder from an old backup) and went on
+would give indexes a second time, and its members would confirm them by what they had there before.
+So after every start of its engine a home is shut, asks its members how far they are, and opens again
+in the same epoch (`promotion.may_open`). Members that do not answer in time are not waited for,
+unless something speaks against this log: then a read quorum of the others must answer.
+
+A log that was cut short, or has holes, does not open: the leader is asked for another epoch, whose
+home is a member that has all. The log here is copied anew from that one.
+
+Nobody else writes meanwhile. Publishers lost their connection with the engine, and send one event
+at a time until that is answered, so to open in the same epoch puts nothing out of order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from skerry.engine.link import Down
+from skerry.errors import SkerryError
+from skerry.fabric.links import Links
+from skerry.fabric.logs import Logs
+from skerry.fabric.peers import Peers
+from skerry.fabric.streams import Local
+from skerry.fabric.tasks import Tasks
+from skerry.model.fabric import TopicEntry
+from skerry.model.promotion import State, may_open
+
+log = logging.getLogger("skerry.fabric")
+
+AGAIN = 0.5
+"""Seconds between two questions to members that did not answer at once."""
+
+
+class Openings:
+    """Of one site. `reopen` opens a home; `patience` is for how many seconds members are waited
+    for that do not answer."""
+
+    def __init__(
+        self,
+        logs: Logs,
+        links: Links,
+        peers: Peers,
+        hub: str,
+        patience: float,
+        reopen: Callable[[Local, TopicEntry], Awaitable[None]],
+    ) -> None:
+        self.lost: dict[str, str] = {}
+        """Topics whose logs here lost events, and what is known of it."""
+        self.is_trusted = True
+        """Whether the disk has all that the engine wrote to it."""
+        self._logs = logs
+        self._links = links
+        self._peers = peers
+        self._hub = hub
+        self._patience = patience
+        self._reopen = reopen
+        self._tasks = Tasks("asking members before a home opens")
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    async def close(self) -> None:
+        """Stop; homes that are shut stay so."""
+        await self._tasks.close()
+
+    def is_running(self, name: str) -> bool:
+        """Whether a home waits for its members."""
+        task = self._running.get(name)
+        return task is not None and not task.done()
+
+    def begin(self, local: Local) -> None:
+        """Open a home that is shut, once its members were asked."""
+        if not self.is_running(local.name):
+            self._running[local.name] = self._tasks.spawn(self._run(local))
+
+    async def _run(self, local: Local) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._patience
+        answers: dict[str, State] = {}
+        told = False
+        while (entry := self._waits(local)) is not None:
+            others = set(entry.members) - {self._logs.site}
+            answers |= await self._ask(entry, others - answers.keys())
+            is_over = loop.time() > deadline
+            verdict = self._judge(local, entry, answers)
+            try:
+                if verdict is False:
+                    log.error("%s does not open here: %s", entry.name, self._why(local, answers))
+                    await self._renew(entry)
+                elif verdict and (is_over or others <= answers.keys()):
+                    await self._reopen(local, entry)
+                    return
+                elif is_over and not told:
+                    told = True
+                    log.warning(
+                        "%s waits for its members: the log here may have lost events", entry.name
+                    )
+            except (SkerryError, Down) as error:
+                log.warning("%s is not open yet: %s", entry.name, error)
+            if is_over or verdict is False:
+                answers.clear()  # they may be further by then
+                await asyncio.sleep(AGAIN)
+            else:
+                await asyncio.sleep(0.01)
+
+    def _waits(self, local: Local) -> TopicEntry | None:
+        """The entry whose home is shut here; None: there is nothing to open any more."""
+        entry = self._logs.entry(local.name)
+        is_here = entry is not None and entry.home == self._logs.site
+        is_shut = local.kind == "frozen" and entry is not None and entry.epoch == local.epoch
+        return entry if is_here and is_shut and local.copy.sealed <= local.epoch else None
+
+    def _judge(self, local: Local, entry: TopicEntry, answers: dict[str, State]) -> bool | None:
+        mine = State(self._logs.site, entry.epoch, local.copy.last)
+        is_whole = local.name not in self.lost
+        verdict = may_open(mine, entry.members, answers.values(), is_whole and self.is_trusted)
+        # What was lost is brought back from whoever has it: a member becomes the home.
+        return verdict if is_whole or not verdict else False
+
+    def _why(self, local: Local, answers: dict[str, State]) -> str:
+        known = self.lost.get(local.name, f"its log ends at index {local.copy.last}")
+        best = max(answers.values(), key=lambda state: (state.label, state.last), default=None)
+        return known if best is None else f"{known}; {best.site} has {best.last}"
+
+    async def _ask(self, entry: TopicEntry, sites: set[str]) -> dict[str, State]:
+        for site in sites:
+            self._links.want(site)
+        there = sorted(sites & self._links.up)
+        states = await asyncio.gather(*(self._state(site, entry.name) for site in there))
+        return {state.site: state for state in states if state is not None}
+
+    async def _state(self, site: str, name: str) -> State | None:
+        with contextlib.suppress(SkerryError):
+            data = await self._peers.ask(site, "peer.state", {"name": name}, timeout=1.0)
+            return msgspec.json.decode(data, type=State | None)
+        return None
+
+    async def _renew(self, entry: TopicEntry) -> None:
+        body = {"name": entry.name, "barred": [self._logs.site]}
+        await self._peers.ask(self._hub, "peer.lead.topic.renew", body, timeout=5.0)
