@@ -39,7 +39,8 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     A restart takes 0.1 s and recovery of 2 000 topics 1.3 s (measured), so 30 s means that
     somebody has to look. Below the duplicate window, so that a retry never adds an event twice."""
     connect_timeout: float = 2.0
-    """Seconds for one attempt to connect; a frozen engine accepts and then says nothing."""
+    """Seconds for one attempt to connect; a frozen engine accepts and then says nothing. Where the
+    way is long the rest of the greeting may take longer, by how long its first part took."""
     ping_interval: float = 2.0
     """Seconds between pings on a silent connection. Two unanswered pings end it, so a frozen
     or unplugged site is noticed in 6 to 7 seconds (NATS' own default: up to 6 minutes)."""
@@ -117,7 +118,8 @@ class SiteSettings(msgspec.Struct, frozen=True, kw_only=True):
     silence: float = DEFAULT_SILENCE
     """Seconds without a heartbeat after which a link is taken for dead, and the site at its other
     end for lost if others say so too. Four beats: below a second, and above any pause seen here
-    under full load. The same at all sites, or each judges the others by its own."""
+    under full load. The same at all sites, or each judges the others by its own. A far site may be
+    silent for longer, by what its round trips take."""
     beat: float = 0.0
     """Seconds between heartbeats on each link; 0: a quarter of `silence`, and 0.2 at the most, so
     that a site which waits long does not seem lost to one that does not."""

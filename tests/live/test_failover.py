@@ -142,7 +142,7 @@ async def test_two_leaders_that_race_make_one_home() -> None:
         await client.publish("t", "x", ack="quorum")
         part = fabric.agent("hub").fabric
         assert part is not None
-        second = Leader("hub", part.store, part.links, part.ask, 0.8)
+        second = Leader("hub", part.store, part.links, part.ask)
         await fabric.crash("farm")
         entry = part.copies.entry("t")
         assert entry is not None

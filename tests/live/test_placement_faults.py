@@ -208,7 +208,7 @@ async def test_two_controllers_at_once_move_a_topic_once() -> None:
         for peer in ("hub", "lab"):
             part.links.want(peer)
         await until(lambda: part.links.up >= {"hub", "lab"}, 30)
-        leader = Leader("farm", part.store, part.links, part.ask, 0.8)
+        leader = Leader("farm", part.store, part.links, part.ask)
         connection = await fabric.agent("farm")._connect_again("second")
         second = Controller(part, leader, connection)
         second.start()

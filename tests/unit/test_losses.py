@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from skerry.fabric.losses import ABSENT, ALONE, Losses, Lost
+from skerry.fabric.losses import ABSENT, ABSENT_WAYS, ALONE, Losses, Lost
 
 SITES = ["hub", "farm", "lab"]
 
 
-def losses(*observers: str) -> Losses:
-    return Losses("hub", lambda site: observers, 0.8)
+def losses(*observers: str, silence: float = 0.8, way: float = 0.0) -> Losses:
+    return Losses("hub", lambda site: observers, lambda site: silence, lambda site: way)
 
 
 def test_a_refused_connection_is_proof() -> None:
@@ -46,6 +46,25 @@ def test_time_replaces_the_second_observer() -> None:
     known.look(SITES, ["lab"], 10.0 + ALONE * 0.8)
     assert not known.dead
     known.look(SITES, ["lab"], 10.1 + ALONE * 0.8)
+    assert known.dead == {"farm"}
+
+
+def test_a_far_site_may_be_silent_for_longer() -> None:
+    known = losses("lab", silence=2.5)
+    known.observe(Lost("farm", "hub", "silent"))
+    known.look(SITES, ["lab"], 0.0)
+    known.look(SITES, ["lab"], ALONE * 2.5)
+    assert not known.dead
+    known.look(SITES, ["lab"], ALONE * 2.5 + 0.1)
+    assert known.dead == {"farm"}
+
+
+def test_a_far_site_may_take_longer_to_come() -> None:
+    known = losses("lab", way=2.0)
+    known.look(SITES, ["lab"], 0.0)
+    known.look(SITES, ["lab"], ABSENT + ABSENT_WAYS * 2.0)
+    assert not known.dead
+    known.look(SITES, ["lab"], ABSENT + ABSENT_WAYS * 2.0 + 0.1)
     assert known.dead == {"farm"}
 
 

@@ -38,7 +38,9 @@ STREAM = f"KV_{BUCKET}"
 PREFIX = f"$KV.{BUCKET}."
 WRONG_REVISION = 10071
 WRITE_TIME = 5.0
-"""Seconds that one write may take before it counts as not done."""
+ATTEMPT = 1.0
+"""Seconds that one write may take before it counts as not done, and one attempt to ask the origin,
+beside the way there and back."""
 MARKER_TTL = 3600
 """Seconds that the store remembers a deletion."""
 
@@ -94,11 +96,15 @@ def mirror_config(site: str, api: str) -> dict[str, Any]:
 class Store(Listener):
     """One site's view of the store."""
 
-    def __init__(self, jetstream: JetStream, site: str, origin: str) -> None:
+    def __init__(
+        self, jetstream: JetStream, site: str, origin: str, way: Callable[[], float]
+    ) -> None:
         self._jetstream = jetstream
         self._connection = jetstream.connection
         self.site = site
         self.origin = origin
+        self._way = way
+        """Seconds that the way to the origin and back may take."""
         self._entries: dict[str, Entry] = {}
         self._groups: dict[str, dict[str, Entry]] = {}
         """The entries below each beginning of a key that ends with a dot."""
@@ -165,7 +171,8 @@ class Store(Listener):
         while self._connection.now() < deadline:
             try:
                 reply = await self._connection.request(
-                    f"$JS.{self.origin}.API.STREAM.INFO.{STREAM}", timeout=min(1.0, timeout)
+                    f"$JS.{self.origin}.API.STREAM.INFO.{STREAM}",
+                    timeout=min(ATTEMPT + self._way(), timeout),
                 )
                 if reply.status != NO_RESPONDERS:
                     info = msgspec.json.decode(reply.data)
@@ -219,14 +226,15 @@ class Store(Listener):
             f"NATS/1.0\r\n{ID_HEADER}: {identity}\r\n"
             f"Nats-Expected-Last-Subject-Sequence: {revision}\r\n{more}\r\n"
         ).encode()
-        deadline = self._connection.now() + WRITE_TIME
+        deadline = self._connection.now() + WRITE_TIME + self._way()
         sent = 0
         while True:
             try:
                 await self._connection.wait_up(deadline)
                 left = max(deadline - self._connection.now(), 0.01)
                 sent += 1
-                reply = await self._connection.request(subject, data, head, timeout=min(1.0, left))
+                attempt = min(ATTEMPT + self._way(), left)
+                reply = await self._connection.request(subject, data, head, timeout=attempt)
             except (Down, TimeoutError):
                 reply = None
             if reply is not None and reply.status != NO_RESPONDERS:
@@ -251,7 +259,7 @@ class Store(Listener):
             reply = await self._connection.request(
                 f"$JS.{self.origin}.API.DIRECT.GET.{STREAM}",
                 msgspec.json.encode({"last_by_subj": PREFIX + key}),
-                timeout=1.0,
+                timeout=ATTEMPT + self._way(),
             )
         except (Down, TimeoutError):
             return None

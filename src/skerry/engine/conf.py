@@ -81,6 +81,13 @@ topics live, and which feeds there are."""
 LINK_RECONNECT = "500ms"
 """Before the engine dials a lost link again. Longer than a publisher needs to notice that what it
 sent was lost, see `skerry.log.append`."""
+LINK_DIAL = "5s"
+LINK_GREETING = "10s"
+"""For one attempt to dial, and for the other engine's greeting, which takes two round trips. The
+engine's own default, 1 s for each, lets nobody in whose round trip takes half a second. Longer
+costs nothing: the kernel itself asks again each second."""
+SIGN_IN = 10
+"""Seconds for whoever connects to say who it is, and to agree on TLS."""
 
 
 class Ports(msgspec.Struct, frozen=True):
@@ -224,7 +231,7 @@ def _write(
             "user": user, "password": password, **({"permissions": allowed} if allowed else {})
         }  # fmt: skip
     tls = (
-        {"cert_file": str(settings.tls_cert), "key_file": str(settings.tls_key), "timeout": 5}
+        {"cert_file": str(settings.tls_cert), "key_file": str(settings.tls_key), "timeout": SIGN_IN}
         if settings.tls_cert
         else None
     )
@@ -235,6 +242,7 @@ def _write(
         "max_pending": max(67108864, 2 * settings.max_event_bytes),
         "write_deadline": "10s",
         "ping_interval": "20s",
+        "authorization": {"timeout": SIGN_IN},
         "jetstream": {
             "store_dir": str(folder.path),
             "domain": settings.site,
@@ -300,9 +308,10 @@ def _wire(
             "nkey": remote.seed,
             "account": ACCOUNT,
             "isolate_leafnode_interest": True,
+            "first_info_timeout": LINK_GREETING,
         }
         if remote.url.startswith("tls"):
-            entry["tls"] = {"timeout": 5}
+            entry["tls"] = {"timeout": SIGN_IN}
             if remote.ca:
                 ca_file = folder.path / f"peer-{remote.peer}.pem"
                 write_secret(ca_file, remote.ca.encode())
@@ -310,6 +319,8 @@ def _wire(
         remotes.append(entry)
     conf["leafnodes"] = {
         "reconnect": LINK_RECONNECT,
+        "dial_timeout": LINK_DIAL,
+        "authorization": {"timeout": SIGN_IN},
         "isolate_leafnode_interest": True,
         "remotes": remotes,
         **({"listen": host_port(settings.host, ports.link)} if ports.link is not None else {}),

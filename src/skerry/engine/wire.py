@@ -30,6 +30,7 @@ from skerry.errors import AccessDenied, EngineUnfit, SkerryError, Unavailable
 from skerry.model.event import status_of
 from skerry.model.names import inbox_of
 from skerry.model.placement import TopicUse
+from skerry.model.way import Way
 
 log = logging.getLogger("skerry.wire")
 
@@ -365,10 +366,15 @@ class Connection:
         return f"{inbox_of(address.site, address.user or 'x')}.{self._token}"
 
     async def _dial(self, address: Address) -> Link:
-        async with asyncio.timeout(self.settings.connect_timeout):
+        patience, began, way = self.settings.connect_timeout, self._loop.time(), Way()
+        async with asyncio.timeout_at(began + patience) as limit:
             transport, link = await self._loop.create_connection(
                 lambda: Link(self), address.host, address.port
             )
+            # That was one way there and back. What follows are two, or four with TLS.
+            now = self._loop.time()
+            way.observe(now - began)
+            limit.reschedule(max(began + patience, now + 2 * way.wait()))
             try:
                 info = msgspec.json.decode(await link.greeting, type=ServerInfo)
                 if not info.headers or not info.version:

@@ -18,6 +18,7 @@ from skerry.directory.store import STREAM as STORE_STREAM
 from skerry.directory.store import Store, mirror_config, origin_config
 from skerry.engine.conf import ACCOUNT, Ports
 from skerry.engine.folder import Folder
+from skerry.engine.handshake import handshake
 from skerry.engine.jetstream import JetStream
 from skerry.engine.link import Down
 from skerry.engine.system import System
@@ -51,7 +52,9 @@ log = logging.getLogger("skerry.fabric")
 T = TypeVar("T")
 
 FIRST_CONTACT = 3.0
-"""Seconds that a starting site waits for the coordination site before it goes on without."""
+FIRST_TRIPS = 12
+"""Seconds that a starting site waits for the coordination site before it goes on without, and how
+many round trips more: some five until the link is up, and as many for the directory."""
 WAKE_TIME = 30.0
 """Seconds that a starting engine may take until it takes its configuration."""
 PRESENCE = 10.0
@@ -81,10 +84,11 @@ class Fabric(Listener):
         self._ports = ports
         self._connection = connection
         self._jetstream = JetStream(connection)
-        self._peers = Peers(connection)
-        self.store = Store(self._jetstream, self.site, membership.coordination)
         self.operator = operator = System(system, ACCOUNT)
-        self.links = Links(connection, operator, settings, folder, ports, membership, self)
+        self.links = links = Links(connection, operator, settings, folder, ports, membership, self)
+        self._peers = Peers(connection, links)
+        origin = membership.coordination
+        self.store = Store(self._jetstream, self.site, origin, lambda: links.way(origin))
         self.copies = Copies(
             self._jetstream, self.site, membership.id, self.store, self.links, self._peers,
             settings.deliver_plain, settings.silence,
@@ -103,7 +107,7 @@ class Fabric(Listener):
         self.distances = Distances(self.site, self.store, self.links)
         self.leader: Leader | None = None
         if self.leads:
-            self.leader = Leader(self.site, self.store, self.links, self.ask, settings.silence)
+            self.leader = Leader(self.site, self.store, self.links, self.ask)
         self.admission = Admission(membership, folder, self.store, self.links)
         self.on_link_up: list[Callable[[str], None]] = []
         """Called with the peer's name when a link is up."""
@@ -141,7 +145,7 @@ class Fabric(Listener):
         self.links.start(self.store)
         await self.outbox.open()
         try:
-            await self._settle(FIRST_CONTACT)
+            await self._settle(await self._first_contact())
         except (SkerryError, Down) as error:  # an engine that died just now has not all logs yet
             log.warning("not settled yet: %s", error)
             self._again = True
@@ -201,6 +205,22 @@ class Fabric(Listener):
     async def _put_if_new(self, key: str, value: Any, kind: type[Any]) -> None:
         if self.store.get(key, kind) != value:
             await self.store.put(key, value)
+
+    async def _first_contact(self) -> float:
+        """Seconds to wait for the coordination site, by how far it is."""
+        hub, began = self.membership.coordinator, self._connection.now()
+        if hub is None or hub.link is None:
+            return FIRST_CONTACT
+        rtt = await handshake(hub.link, FIRST_CONTACT)
+        left = FIRST_CONTACT - (self._connection.now() - began)
+        return left if rtt is None else left + FIRST_TRIPS * rtt
+
+    def _contact_again(self) -> float:
+        """The same once the engine, or the coordination site, is back."""
+        hub = self.store.origin
+        if self.is_open:
+            return 1.0 + (3 * self.links.way(hub) if hub in self.links.up else 0.0)
+        return FIRST_CONTACT + FIRST_TRIPS * self.links.rtt.get(hub, 0.0)
 
     async def _settle(self, timeout: float) -> bool:
         """Settle with the directory and open; without it, with what is known. Whether the
@@ -277,7 +297,7 @@ class Fabric(Listener):
             try:
                 await self.links.wake()
                 self.copies.load(await self._jetstream.streams())
-                if not await self._settle(1.0 if self.is_open else FIRST_CONTACT):
+                if not await self._settle(self._contact_again()):
                     self._again = self.store.origin in self.links.up
             except (SkerryError, Down) as error:
                 log.warning("not settled yet: %s", error)
@@ -334,7 +354,7 @@ class Fabric(Listener):
         host, _, port = record.link.rpartition(":")
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(DIAL_TIME):
+            async with asyncio.timeout(DIAL_TIME + self.links.way(peer)):
                 family = socket.AF_INET6 if ":" in host else socket.AF_INET
                 with socket.socket(family, socket.SOCK_STREAM) as probe:
                     probe.setblocking(False)

@@ -61,7 +61,7 @@ class Following:
         peers: Peers,
         rebuild: Callable[[Local], None],
     ) -> None:
-        self.relay = Relay(connection, self._answer)
+        self.relay = Relay(connection, self._answer, links.way)
         self._site = logs.site
         self._logs = logs
         self._store = store

@@ -52,7 +52,7 @@ log = logging.getLogger("skerry.fabric")
 SEAL_TIME = 1.0
 """Seconds to wait for members' answers in an election; those whose link is down are not asked."""
 ARRIVAL = 2.0
-"""Seconds that a new topic waits for sites that are known and not heard yet."""
+"""Seconds that a new topic waits for sites that are known and not heard yet, beside the way."""
 RETRY = 0.3
 """Seconds before a lost home that could not be replaced is tried again."""
 
@@ -73,7 +73,7 @@ class RenewRequest(msgspec.Struct):
 class Leader:
     """Decides for the whole fabric."""
 
-    def __init__(self, site: str, store: Store, links: Links, ask: Ask, silence: float) -> None:
+    def __init__(self, site: str, store: Store, links: Links, ask: Ask) -> None:
         self._site = site
         self._store = store
         self._links = links
@@ -81,7 +81,7 @@ class Leader:
         self._making = asyncio.Lock()
         self._moving: dict[str, asyncio.Lock] = {}
         self._moves = Moves(store, ask)
-        self._losses = Losses(site, self._observers, silence)
+        self._losses = Losses(site, self._observers, links.silence, links.way)
         self.dead = self._losses.dead
         self._sealed: set[str] = set()
         """Topics whose members were asked to seal, and that have no new epoch yet."""
@@ -161,8 +161,9 @@ class Leader:
     async def _wait_for_sites(self, count: int, named: Iterable[str] = ()) -> None:
         """Sites that have just joined, or are just back, may be a moment from being heard. Wait for
         so many, and for those that are named, unless they are lost."""
-        deadline = asyncio.get_running_loop().time() + ARRIVAL
         known = [name for name, record in self.sites().items() if not record.draining]
+        way = max((self._links.way(site) for site in known if site not in self.dead), default=0.0)
+        deadline = asyncio.get_running_loop().time() + ARRIVAL + 2 * way
         awaited = set(named) & set(known)
 
         def are_there() -> bool:

@@ -11,6 +11,8 @@ of one tier the first by name dials, if the other takes links. Two sites that bo
 cannot be linked, and meet at the coordination site, which always takes links.
 
 A link is *up* while the engine says so and heartbeats come in: a black hole closes no connection.
+Heartbeats are as frequent from afar as from nearby, but there a packet that is lost, and comes once
+more, holds up those behind it for a round trip. So much longer a far site may be silent.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import Protocol
 
 import msgspec
 
-from skerry.config import SiteSettings
+from skerry.config import MOST_SILENCE, SiteSettings
 from skerry.coords.latency import LatencyFilter
 from skerry.directory.store import Store
 from skerry.engine.conf import Inbound, Outbound, Ports, Wiring, write_conf
@@ -36,13 +38,16 @@ from skerry.errors import Conflict, SkerryError, Unavailable
 from skerry.fabric.join import Membership
 from skerry.fabric.tasks import Tasks
 from skerry.model.control import LinkInfo
-from skerry.model.fabric import LinkRecord, SiteRecord, link_key, site_key
+from skerry.model.fabric import LinkRecord, Presence, SiteRecord, link_key, site_key
+from skerry.model.way import Way
 
 log = logging.getLogger("skerry.fabric")
 
 REDIAL = 4.0
 """Silences in a row after which a link that looks alive to the engine is closed, to be dialled anew
 (an LTE link was once seen to hang for 8 hours, nats-server#7615)."""
+
+_UNKNOWN = Way()
 
 
 class Beat(msgspec.Struct, array_like=True):
@@ -91,6 +96,7 @@ class Links:
         self.quiet_rtt: dict[str, float] = {}
         """The same without noise: a low one of the last few."""
         self._filters: dict[str, LatencyFilter] = {}
+        self._ways: dict[str, Way] = {}
         self._connection = connection
         self._settings = settings
         self._folder = folder
@@ -117,6 +123,9 @@ class Links:
     def start(self, store: Store) -> None:
         """Begin to make and watch links."""
         self._store = store
+        for peer, presence in store.all("up.", Presence).items():
+            if rtt := presence.rtt.get(self.site):  # as it was before we were started
+                self._ways.setdefault(peer, Way()).observe(rtt)
         store.watch("link.", self._on_record)
         store.watch("site.", lambda key, value: self._changed.set())
         self._tasks.spawn(self._keep_wired())
@@ -151,6 +160,16 @@ class Links:
     def can_reach(self, peer: str) -> bool:
         """Whether there is, or can be, a link to `peer`."""
         return peer == self.site or peer in self.up or self._plan(peer) is not None
+
+    def way(self, peer: str) -> float:
+        """Seconds that the way to `peer` and back may take, to be added to what it needs to
+        answer."""
+        return 0.0 if peer == self.site else self._ways.get(peer, _UNKNOWN).wait()
+
+    def silence(self, peer: str) -> float:
+        """Seconds without a heartbeat after which the link to `peer` is taken for dead."""
+        settings = self._settings
+        return max(settings.silence, min(2 * settings.beat + self.way(peer), MOST_SILENCE))
 
     async def reach(self, peer: str, timeout: float) -> bool:
         """Wait until the link to `peer` is up; whether it is."""
@@ -441,11 +460,11 @@ class Links:
                 self._heard = {peer: (now, clock) for peer, (_, clock) in self._heard.items()}
                 continue
             for peer in list(self.up):
-                if now - self._heard[peer][0] > self._settings.silence:
+                if now - self._heard[peer][0] > self.silence(peer):
                     self._lost(peer, "silent")
             for peer in list(self._connected - self.up):
                 silent = now - self._heard.get(peer, (now, 0.0))[0]
-                if silent > REDIAL * self._settings.silence:
+                if silent > REDIAL * self.silence(peer):
                     self._heard.pop(peer, None)
                     with contextlib.suppress(SkerryError, Down):
                         await self._system.drop(peer)
@@ -476,6 +495,7 @@ class Links:
 
     def _measured(self, peer: str, rtt: float) -> None:
         self.rtt[peer] = rtt
+        self._ways.setdefault(peer, Way()).observe(rtt)
         self.quiet_rtt[peer] = self._filters.setdefault(peer, LatencyFilter()).add(rtt)
 
     def _lost(self, peer: str, how: str) -> None:

@@ -16,7 +16,9 @@ ALONE = 3.0
 well has shut itself, if its topic says `stop`; one that lost only us does so when they are
 sealed."""
 ABSENT = 3.0
-"""Seconds that a site with homes may take to appear after the leader started."""
+ABSENT_WAYS = 3.0
+"""Seconds that a site with homes may take to appear after the leader started; and how often the
+time for the way there and back comes on top."""
 
 
 class Lost(msgspec.Struct):
@@ -30,12 +32,20 @@ class Lost(msgspec.Struct):
 
 class Losses:
     """What the leader at `me` knows. `observers` tells who else would notice the loss of a site;
-    `silence` is the time in seconds for which a site may say nothing."""
+    `silence` the time in seconds for which a site may say nothing, `way` how long the way to it and
+    back may take."""
 
-    def __init__(self, me: str, observers: Callable[[str], Iterable[str]], silence: float) -> None:
+    def __init__(
+        self,
+        me: str,
+        observers: Callable[[str], Iterable[str]],
+        silence: Callable[[str], float],
+        way: Callable[[str], float],
+    ) -> None:
         self._me = me
         self._observers = observers
-        self._alone = ALONE * silence
+        self._silence = silence
+        self._way = way
         self.dead: set[str] = set()
         self._seen: dict[str, dict[str, str]] = {}
         """For each site: who cannot reach it, and how that was noticed."""
@@ -65,7 +75,7 @@ class Losses:
                 self._since.pop(site, None)
                 continue
             away = now - self._since.setdefault(site, now)
-            if away > ABSENT:
+            if away > ABSENT + ABSENT_WAYS * self._way(site):
                 self._seen.setdefault(site, {}).setdefault(self._me, "absent")
             self._judge(site, away)
 
@@ -79,5 +89,5 @@ class Losses:
             self.dead.add(site)
         elif self._me in seen:
             needed = min(2, len({self._me, *self._observers(site)}))
-            if away > self._alone or len(seen) >= needed:
+            if away > ALONE * self._silence(site) or len(seen) >= needed:
                 self.dead.add(site)

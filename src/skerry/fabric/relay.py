@@ -36,7 +36,7 @@ UPSTREAM = "$JS.UP.API"
 HELD = 20.0
 """Seconds that a question may wait for a holder to be known; the engine itself gives up at 30."""
 ATTEMPT = 2.0
-"""Seconds for one attempt to ask a holder."""
+"""Seconds for one attempt to ask a holder, beside the way there and back."""
 
 _MISFIT = (
     b"NATS/1.0 100 Idle Heartbeat\r\n"
@@ -76,9 +76,11 @@ def source_api(site: str) -> str:
 class Relay:
     """Answers the engine's questions."""
 
-    def __init__(self, connection: Connection, choose: Choose) -> None:
+    def __init__(self, connection: Connection, choose: Choose, way: Callable[[str], float]) -> None:
         self._connection = connection
         self._choose = choose
+        self._way = way
+        """Seconds that the way to a holder and back may take."""
         self._delivery: dict[tuple[str, str], str] = {}
         self._holders: dict[tuple[str, str], str] = {}
         """Who was asked last, as long as the link to it holds."""
@@ -144,7 +146,7 @@ class Relay:
                 holder = question.source or await self._choose(question)
                 if holder is not None:
                     answer = await self._connection.request(
-                        f"$JS.{holder}.API.{call}", data, timeout=ATTEMPT
+                        f"$JS.{holder}.API.{call}", data, timeout=ATTEMPT + self._way(holder)
                     )
                     if answer.status != NO_RESPONDERS and b'"error":' not in answer.data:
                         self._holders[question.stream, question.source] = holder

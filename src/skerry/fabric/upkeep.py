@@ -25,7 +25,8 @@ log = logging.getLogger("skerry.fabric")
 STUCK = 2.0
 STUCK_MOST = 60.0
 """Seconds after which a copy that was sealed for nothing asks for a new epoch, the first time and
-at the most: one that hears of no epoch, because its site has no room left, asks in vain."""
+at the most: one that hears of no epoch, because its site has no room left, asks in vain. From
+afar, the news of one takes longer."""
 CHECKPOINT = 5.0
 """Seconds between writing down how far durable subscriptions are, for use at other sites."""
 
@@ -91,7 +92,7 @@ class Upkeep:
             local.stuck, local.patience = 0.0, STUCK
         elif not local.stuck:
             local.stuck = now
-        elif now - local.stuck > local.patience:
+        elif now - local.stuck > local.patience + 2 * self._links.way(self._copies.hub):
             local.stuck = now
             local.patience = min(local.patience * 2, STUCK_MOST)
             self._tasks.spawn(self._ask_for_epoch(local))

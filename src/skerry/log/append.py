@@ -17,7 +17,8 @@ of that order, beginning with the oldest event not yet acknowledged; two copies 
 interleaved, store every event behind all before it. Between sites a link may swallow some and
 deliver later ones, so there the publisher looks: when nobody answers, or nothing is acknowledged
 for a while, or the home changes, it holds back, sends the oldest alone, and the rest once that is
-acknowledged. A link takes longer to come back than the publisher to notice.
+acknowledged. How long a while is goes by the trips that were measured; a link always takes longer
+to come back. An acknowledgement that comes later all the same counts.
 
 A lost home. What the home acknowledged and too few replicas have yet is kept. What of it the next
 home lacks is sent there, in order, before anything newer. So even at level `home` a lost home costs
@@ -66,6 +67,7 @@ from skerry.model.fabric import TopicEntry
 from skerry.model.names import check_topic
 from skerry.model.placement import TopicUse
 from skerry.model.topic import Ack
+from skerry.model.way import Way
 
 LINGER = 10.0
 """Seconds that a closed publisher goes on keeping what replicas lack."""
@@ -73,8 +75,10 @@ LOOK = 0.05
 """Seconds between looks whether acknowledgements come in."""
 SUSPECT = 0.15
 SUSPECT_MOST = 0.45
-"""Seconds without an acknowledgement after which what was sent over a link counts as lost: twice
-the round trip, and between these. A link is dialled again after 0.5 s."""
+"""Seconds without an acknowledgement after which what was sent over a link counts as lost: half as
+much again as the way there and back may take; the former at the least; at the most the latter and
+two trips, as long as the shortest of late. A link is dialled again after 0.5 s, and needs more than
+two trips then."""
 RETRY_FIRST = 0.002
 RETRY_MOST = 0.1
 """Seconds before the oldest event is tried again when nobody took it."""
@@ -149,7 +153,12 @@ class Publisher(Listener):
         self._watch: asyncio.TimerHandle | None = None
         self._progressed = 0.0
         self._suspect = SUSPECT
+        self._first_sent = 0.0
         self._probe_sent = 0.0
+        """When the event that went alone was sent, the first time and the last."""
+        self._way = Way()
+        self._shortest: deque[float] = deque(maxlen=8)
+        """Seconds that the last of such trips took at the least."""
         self._generation = 0
         self._stored = 0
         self._stored_bytes = 0
@@ -226,7 +235,7 @@ class Publisher(Listener):
         ack: asyncio.Future[int] = self._loop.create_future()
         in_flight = self._in_flight
         if not in_flight and self._entry is not None:
-            self._progressed = self._loop.time()
+            self._progressed = self._first_sent = self._probe_sent = self._loop.time()
             self._timed = True
             if self._watch is None:
                 self._watch = self._loop.call_later(LOOK, self._look)
@@ -357,9 +366,19 @@ class Publisher(Listener):
         }
         self._holding = True
         self._timed = False  # what is sent again says nothing of the way
-        self._progressed = self._loop.time()
+        self._progressed = self._first_sent = self._loop.time()
         if self._recalling is None:
             self._probe()
+
+    def _doubt(self) -> None:
+        """What was sent may be lost, or only late. Send the oldest again, alone; should what was
+        sent before be acknowledged after all, it counts."""
+        if self._holding:
+            self._suspect = min(self._suspect * 2, 5.0)
+        self._holding = True
+        self._timed = False
+        self._progressed = self._loop.time()
+        self._probe()
 
     def _probe(self) -> None:
         if self._retry is not None:
@@ -377,8 +396,6 @@ class Publisher(Listener):
         """The oldest was acknowledged: the way is free."""
         self._holding = False
         self._wait = RETRY_FIRST
-        trip = self._loop.time() - self._probe_sent
-        self._suspect = min(max(SUSPECT, 2 * trip), SUSPECT_MOST)
         with contextlib.suppress(Down):
             for entry in self._in_flight.values():
                 self._connection.write(entry[1])
@@ -407,8 +424,7 @@ class Publisher(Listener):
         self._watch = self._loop.call_later(LOOK, self._look)
         waits = self._in_flight and self._connection.is_up and self._recalling is None
         if waits and now - self._progressed > self._suspect:
-            self._suspect = min(self._suspect * 2, 5.0) if self._holding else self._suspect
-            self._restart()
+            self._doubt()
         if self._reports.is_due(now):
             self._reach()
 
@@ -490,6 +506,11 @@ class Publisher(Listener):
     def _progress(self) -> None:
         """Acknowledgements came in."""
         now = self._loop.time()
+        if self._timed or self._holding:
+            self._shortest.append(now - self._probe_sent)
+            most = SUSPECT_MOST + 2 * min(self._shortest)
+            self._way.observe(min(now - self._first_sent, most))  # an outage is no distance
+            self._suspect = min(max(SUSPECT, 1.5 * self._way.wait()), most)
         if self._timed:
             self._timed = False
             self._trips.append(now - self._progressed)

@@ -80,8 +80,8 @@ class WanFabric:
             await fabric.wan.cut("farm")
 
     `delay` is in seconds one way between any two sites, `delays` for those pairs that differ, both
-    ways. Settings are those of `SiteSettings`. Needs what `Wan` needs; ask `Wan.unavailable()`
-    first.
+    ways; `jitter` is what a packet takes longer at the most. Settings are those of `SiteSettings`.
+    Needs what `Wan` needs; ask `Wan.unavailable()` first.
     """
 
     def __init__(
@@ -89,12 +89,13 @@ class WanFabric:
         sites: Iterable[str],
         *,
         delay: float = 0.0,
+        jitter: float = 0.0,
         delays: Mapping[tuple[str, str], float] | None = None,
         each: dict[str, dict[str, Any]] | None = None,
         **settings: Any,
     ) -> None:
         self.names = list(sites)
-        self.wan = Wan(self.names, delay=delay)
+        self.wan = Wan(self.names, delay=delay, jitter=jitter)
         self.sites: dict[str, LocalSite] = {}
         self._delays = dict(delays or {})
         self._each = each or {}
@@ -116,8 +117,10 @@ class WanFabric:
             finally:
                 folder.close()
             await self.start(first)
-            for name in others:
-                await self.start(name, await self.run(first, _token))
+            tokens = {name: await self.run(first, _token) for name in others}
+            async with asyncio.TaskGroup() as group:
+                for name, token in tokens.items():
+                    group.create_task(self.start(name, token))
         except BaseException:
             await self.close()
             raise
