@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from skerry import Client, errors
+from skerry.client.client import WRITERS
 from skerry.config import ClientSettings
-from skerry.testing import LocalSite
+from skerry.testing import LocalFabric, LocalSite
 from tests.conftest import until
 from tests.live.faults import freeze
 
@@ -41,6 +42,18 @@ async def test_a_repeated_id_adds_nothing_after_an_engine_crash(
     site.kill_engine()
     assert await client.publish("t", "x", id="same") == 1
     assert await client.publish("t", "y") == 2
+
+
+async def test_many_more_topics_than_publishers_are_kept_for_can_be_published_to_at_once() -> None:
+    async with LocalFabric(["hub"]) as fabric, fabric.connect("hub") as client:
+        await client.create_topic("t")
+        topics = [f"t/{number}" for number in range(2 * WRITERS)]
+        for turn in range(2):
+            indexes = await asyncio.gather(*(client.publish(topic, "x") for topic in topics))
+            first = turn * len(topics) + 1
+            assert sorted(indexes) == list(range(first, first + len(topics)))
+        assert {event.topic async for event in client.read("t")} == set(topics)
+        assert len(client._open.writers) <= WRITERS, "they are kept no longer than they are used"
 
 
 async def test_an_unknown_topic_is_said_at_once(client: Client) -> None:

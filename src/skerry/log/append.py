@@ -130,6 +130,8 @@ class Publisher(Listener):
         self._reports = Reports(
             connection, routes, self._name.decode(), self._on_report, self._give_up
         )
+        self._senders = 0
+        """Calls of `send` that wait."""
         self._bytes = 0
         self._open = True
         self._closing = 0.0
@@ -180,6 +182,12 @@ class Publisher(Listener):
         """Events that wait for their acknowledgement."""
         return len(self._in_flight) + (len(self._kept) if self._level == "quorum" else 0)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether closing it costs nobody anything: no call waits, nothing is in flight, and
+        nothing is kept for a next home."""
+        return not (self._senders or self._in_flight or self._kept)
+
     async def send(
         self,
         data: bytes | str,
@@ -197,12 +205,9 @@ class Publisher(Listener):
         """
         if type(data) is not bytes:
             data = payload_of(data)
-        if not self._located:
-            await self._locate()
         connection = self._connection
-        while self._is_full or connection.is_congested:
-            await self._has_room.wait()
-            await connection.room()
+        if not self._located or self._is_full or connection.is_congested:
+            await self._get_ready()
         number = self._next
         self._next = number + 1
         if topic is None and headers is None and key is None and lifespan is None and id is None:
@@ -247,6 +252,18 @@ class Publisher(Listener):
         elif len(in_flight) == 1 and self._recalling is None:
             self._probe()
         return ack
+
+    async def _get_ready(self) -> None:
+        """Wait until the topic's home is known and there is room."""
+        self._senders += 1
+        try:
+            if not self._located:
+                await self._locate()
+            while self._is_full or self._connection.is_congested:
+                await self._has_room.wait()
+                await self._connection.room()
+        finally:
+            self._senders -= 1
 
     async def flush(self) -> None:
         """Wait until nothing is in flight; raise `PublishFailed` if an event failed since the
