@@ -39,6 +39,7 @@ import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import chain
+from time import monotonic
 from typing import Self
 
 from skerry.config import DUPLICATE_WINDOW, check_timeout
@@ -251,11 +252,14 @@ class Publisher(Listener):
             raise self._first_failure or PublishFailed("the publisher is closed")
         ack: asyncio.Future[int] = self._loop.create_future()
         in_flight = self._in_flight
-        if not in_flight and self._entry is not None and not self._kept.lost:
-            self._progressed = self._loop.time()
-            self._timed = True
-            if self._watch is None:
-                self._watch = self._loop.call_later(LOOK, self._look)
+        if self._entry is not None:
+            if not in_flight and not self._kept.lost:
+                self._progressed = self._loop.time()
+                self._timed = True
+                if self._watch is None:
+                    self._watch = self._loop.call_later(LOOK, self._look)
+            elif monotonic() - self._progressed > self._suspect:
+                self._holding = True  # the loop stood still, and `_look` has yet to look
         in_flight[number] = (ack, frame, connection.clock, topic)
         self._bytes += len(frame)
         if len(in_flight) >= self._window or self._bytes >= self._window_bytes:
