@@ -621,6 +621,9 @@ class Publisher(Listener):
         if waiting < self._window and size < self._window_bytes:
             self._is_full = False
             self._has_room.set()
+        else:
+            self._is_full = True
+            self._has_room.clear()
         if not waiting:
             self._idle.set()
 
