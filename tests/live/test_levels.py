@@ -153,6 +153,29 @@ async def test_a_publisher_whose_quorum_is_missing_says_which_failed_and_why(
         ]
 
 
+async def test_no_more_than_the_window_waits_for_replicas_that_are_away(
+    fabric: LocalFabric,
+) -> None:
+    async with fabric.connect("hub") as client:
+        await client.create_topic("t", replicas=1, spread="lab")
+        await client.publish("t", "0", ack="quorum")
+        await fabric.crash("lab")
+        waiting: list[int] = []
+        async with client.publisher("t", ack="quorum", window=10) as publisher:
+
+            async def send() -> None:
+                for number in range(1, 31):
+                    await publisher.send(str(number))
+                    await has(fabric["hub"], "t", number + 1)
+                    waiting.append(publisher.in_flight)
+
+            sending = asyncio.create_task(send())
+            await until(lambda: len(waiting) >= 10)
+            await fabric.start("lab")
+            await sending
+        assert max(waiting) == 10
+
+
 async def test_at_level_home_an_unreachable_home_is_told_in_time(fabric: LocalFabric) -> None:
     async with fabric.connect("lab") as client:
         await client.create_topic("t", home="farm")

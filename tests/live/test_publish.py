@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
 from skerry import Client, errors
+from skerry.client.client import WRITERS
 from skerry.config import ClientSettings
-from skerry.testing import LocalSite
+from skerry.testing import LocalFabric, LocalSite
 from tests.conftest import until
 from tests.live.faults import freeze
 
@@ -41,6 +43,45 @@ async def test_a_repeated_id_adds_nothing_after_an_engine_crash(
     site.kill_engine()
     assert await client.publish("t", "x", id="same") == 1
     assert await client.publish("t", "y") == 2
+
+
+async def test_many_more_topics_than_publishers_are_kept_for_can_be_published_to_at_once() -> None:
+    async with LocalFabric(["hub"]) as fabric, fabric.connect("hub") as client:
+        await client.create_topic("t")
+        topics = [f"t/{number}" for number in range(2 * WRITERS)]
+        for turn in range(2):
+            indexes = await asyncio.gather(*(client.publish(topic, "x") for topic in topics))
+            first = turn * len(topics) + 1
+            assert sorted(indexes) == list(range(first, first + len(topics)))
+        assert {event.topic async for event in client.read("t")} == set(topics)
+        assert len(client._open.writers) <= WRITERS, "they are kept no longer than they are used"
+
+
+async def test_after_a_standstill_nothing_overtakes_what_may_be_lost() -> None:
+    """While the program does something else for a while, a link may lose an event and come back:
+    what is sent next goes out once the event before it is acknowledged."""
+    async with LocalFabric(["lab", "farm"]) as fabric, fabric.connect("lab") as client:
+        await client.create_topic("t", home="farm")
+        publisher = client.publisher("t")
+        assert await (await publisher.send("0")) == 1
+        part = fabric.agent("lab").fabric
+        assert part is not None
+        seen: list[bytes] = []
+        watcher = part.copies._jetstream.connection
+        sid = watcher.subscribe("s.farm.>", lambda subject, reply, head, data: seen.append(data))
+        await freeze(fabric["farm"])
+        acks = [await publisher.send("1")]
+        await until(lambda: b"1" in seen)
+        before = len(seen)
+        time.sleep(0.6)  # the loop stands still
+        acks.append(await publisher.send("2"))
+        await until(lambda: len(seen) > before)
+        assert set(seen) == {b"1"}
+        fabric["farm"].thaw_engine()
+        assert [await ack for ack in acks] == [2, 3]
+        assert b"2" in seen
+        watcher.unsubscribe(sid)
+        publisher.close()
 
 
 async def test_an_unknown_topic_is_said_at_once(client: Client) -> None:

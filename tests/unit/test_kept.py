@@ -45,7 +45,6 @@ async def test_what_replicas_have_is_let_go_in_order() -> None:
     assert [index for index, _ in held.release(12)] == [10, 11, 12]
     assert len(held) == 2
     assert held.bytes == 20
-    assert held.last == 14
 
 
 async def test_what_the_next_home_lacks_is_taken_out() -> None:
@@ -53,7 +52,6 @@ async def test_what_the_next_home_lacks_is_taken_out() -> None:
     for number in range(5):
         held.add(number, 10 + number, event())
     assert list(held.take_beyond(12)) == [3, 4]
-    assert held.last == 12, "and so much the next home has"
     assert [index for index, _ in held.release(12)] == [10, 11, 12]
     assert held.bytes == 0
 
@@ -64,5 +62,29 @@ async def test_the_oldest_go_when_there_is_no_room(monkeypatch: pytest.MonkeyPat
     held = Kept()
     for number in range(4):
         held.add(number, number + 1, event())
-    held.trim()
-    assert [index for index, _ in held] == [3, 4]
+    assert held.trim()
+    assert [index for _, (index, _) in held.items()] == [3, 4]
+    assert not held.trim()
+
+
+async def test_what_is_lost_stays_in_order_until_it_is_stored_again() -> None:
+    """The next home has stored some of it again when it is lost as well."""
+    held = Kept()
+    for number in range(5):
+        held.add(number, 10 + number, event())
+    held.lose_beyond(11)
+    assert list(held.lost) == [2, 3, 4]
+    assert len(held) == 5
+    held.add(2, 12, held.lost.pop(2))
+    held.lose_beyond(10)
+    assert list(held.lost) == [1, 2, 3, 4]
+    assert [index for index, _ in held.release(100)] == [10]
+    assert len(held) == 4, "no replica has it: no home does"
+
+
+async def test_what_is_lost_is_as_old_as_when_it_was_last_looked_for() -> None:
+    held = Kept()
+    held.add(1, 1, event())
+    held.lose_beyond(0)
+    held.stamp(7.5)
+    assert [event[2] for event in held.lost.values()] == [7.5]

@@ -14,6 +14,7 @@ from collections.abc import (
     Sequence,
 )
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
@@ -103,7 +104,10 @@ def connect(
 
 
 WRITERS = 256
-"""Topics for which `publish` keeps a publisher ready."""
+"""Topics for which `publish` keeps a publisher ready; more while they are in use."""
+TIDIED = 2
+"""How many of them are looked at after a publish when they are too many: more than one publish can
+add, so that they become fewer again."""
 MOVE_TIME = 90.0
 """Seconds that a move may take: the new home gets the whole log first."""
 ACCESS_SAMPLES = 3
@@ -150,6 +154,16 @@ class _Opened:
         self.feeds = FeedKeeper(
             self.jetstream, lambda topic: Publisher(connection, self.routes, topic)
         )
+
+    def tidy(self) -> None:
+        """Close publishers that are too many. A few are looked at, the longest unused first; those
+        that are in use have their turn again later."""
+        for key in list(islice(self.writers, TIDIED)):
+            writer = self.writers.pop(key)
+            if writer.is_idle:
+                writer.close()
+            else:
+                self.writers[key] = writer
 
 
 class Client(FunctionCalls, PlacementCalls):
@@ -318,6 +332,9 @@ class Client(FunctionCalls, PlacementCalls):
             ) from None
         except PublishFailed as error:
             raise error.first or error from None
+        finally:
+            if len(opened.writers) > WRITERS:
+                opened.tidy()
 
     def _writer(self, topic: str, ack: Ack | None) -> Publisher:
         """The publisher behind `publish`: one a topic, so that order holds across homes."""
@@ -328,11 +345,6 @@ class Client(FunctionCalls, PlacementCalls):
             writer = Publisher(
                 opened.connection, opened.routes, topic, ack=ack, timeout=DUPLICATE_WINDOW - 10
             )
-            for old, other in list(opened.writers.items()):
-                if len(opened.writers) < WRITERS:
-                    break
-                if not other.in_flight:
-                    opened.writers.pop(old).close()
         opened.writers[key] = writer
         return writer
 

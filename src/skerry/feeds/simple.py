@@ -239,7 +239,7 @@ class SimpleClients(Listener):
         publisher = self._publishers.pop(topic, None)
         if publisher is None:
             for other in list(self._publishers)[: 1 - PUBLISHERS]:  # the longest unused
-                if not self._publishers[other].in_flight:
+                if self._publishers[other].is_idle:
                     self._publishers.pop(other).close()
             publisher = Publisher(self._connection, self._routes, topic, timeout=PATIENCE)
         self._publishers[topic] = publisher

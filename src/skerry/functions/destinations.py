@@ -117,7 +117,7 @@ class Destinations:
             last, largest = entry.base, entry.settings.max_event_bytes or largest
         if (old := self._open.pop(name, None)) is not None:
             self._drop(old)
-        for idle in [one for one in self._open.values() if not one.publisher.in_flight]:
+        for idle in [one for one in self._open.values() if one.publisher.is_idle]:
             if len(self._open) < PUBLISHERS:
                 break
             del self._open[idle.name]

@@ -21,21 +21,29 @@ acknowledged. How long a while is goes by the trips that were measured; a link a
 to come back. An acknowledgement that comes later all the same counts.
 
 A lost home. What the home acknowledged and too few replicas have yet is kept. What of it the next
-home lacks is sent there, in order, before anything newer. So even at level `home` a lost home costs
-nothing while the publisher lives; what a publisher leaves behind is salvaged when the old home is
-back.
+home lacks is sent there, in order, before anything newer, and for as long as that takes: its caller
+relies on it. So even at level `home` a lost home costs nothing while the publisher lives; what a
+publisher leaves behind is salvaged when the old home is back. What is older than the duplicate
+window is looked for in the log before it is sent, for its former home may have brought it.
+
+So an event is in one of four places, in this order of age: *kept*, acknowledged, and of that *lost*
+what has to be stored again; *waiting* for replicas, at level `quorum`, or *in flight* to the home:
+for these two a caller waits, and is told if it takes too long.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from time import monotonic
 from typing import Self
 
-from skerry.config import check_timeout
+from skerry.config import DUPLICATE_WINDOW, check_timeout
 from skerry.engine import lines
 from skerry.engine.link import Down
 from skerry.engine.wire import Connection, Listener
@@ -45,6 +53,7 @@ from skerry.errors import (
     OutcomeUnknown,
     PublishFailed,
     SkerryError,
+    StorageFull,
 )
 from skerry.log.frames import (
     ACK,
@@ -57,8 +66,8 @@ from skerry.log.frames import (
     outcome_of,
     payload_of,
 )
-from skerry.log.kept import Kept
-from skerry.log.recall import stored_ids
+from skerry.log.kept import BYTES, EVENTS, Kept
+from skerry.log.recall import last_stored, stored_ids
 from skerry.log.reports import Reports
 from skerry.log.route import Routes
 from skerry.log.topics import unknown_topic
@@ -69,8 +78,12 @@ from skerry.model.placement import TopicUse
 from skerry.model.topic import Ack
 from skerry.model.way import Way
 
+log = logging.getLogger("skerry.publisher")
+
 LINGER = 10.0
 """Seconds that a closed publisher goes on keeping what replicas lack."""
+REMEMBERED = DUPLICATE_WINDOW - 10
+"""Seconds for which a home surely refuses a second copy of an event."""
 LOOK = 0.05
 """Seconds between looks whether acknowledgements come in."""
 SUSPECT = 0.15
@@ -129,12 +142,19 @@ class Publisher(Listener):
         self._next = 0
         self._in_flight: dict[int, InFlight] = {}
         self._kept = Kept()
+        """What was acknowledged to its caller, and too few replicas have."""
+        self._waits = Kept()
+        """What the home has stored, and whose caller waits for replicas."""
+        self._overflowed = False
+        """Whether it was said that there is more to keep than there is room for."""
         self._acked_last = 0
         """The highest index in the topic's history of what was acknowledged to this publisher."""
         self._recalling: asyncio.Task[None] | None = None
         self._reports = Reports(
             connection, routes, self._name.decode(), self._on_report, self._give_up
         )
+        self._senders = 0
+        """Calls of `send` that wait."""
         self._bytes = 0
         self._open = True
         self._closing = 0.0
@@ -187,7 +207,13 @@ class Publisher(Listener):
     @property
     def in_flight(self) -> int:
         """Events that wait for their acknowledgement."""
-        return len(self._in_flight) + (len(self._kept) if self._level == "quorum" else 0)
+        return len(self._in_flight) + len(self._waits)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether closing it costs nobody anything: no call waits, nothing is in flight, and
+        nothing is kept for a next home."""
+        return not (self._senders or self._in_flight or self._waits or self._kept)
 
     async def send(
         self,
@@ -206,12 +232,9 @@ class Publisher(Listener):
         """
         if type(data) is not bytes:
             data = payload_of(data)
-        if not self._located:
-            await self._locate()
         connection = self._connection
-        while self._is_full or connection.is_congested:
-            await self._has_room.wait()
-            await connection.room()
+        if not self._located or self._is_full or connection.is_congested:
+            await self._get_ready()
         number = self._next
         self._next = number + 1
         if topic is None and headers is None and key is None and lifespan is None and id is None:
@@ -234,11 +257,14 @@ class Publisher(Listener):
             raise self._first_failure or PublishFailed("the publisher is closed")
         ack: asyncio.Future[int] = self._loop.create_future()
         in_flight = self._in_flight
-        if not in_flight and self._entry is not None:
-            self._progressed = self._first_sent = self._probe_sent = self._loop.time()
-            self._timed = True
-            if self._watch is None:
-                self._watch = self._loop.call_later(LOOK, self._look)
+        if self._entry is not None:
+            if not in_flight and not self._kept.lost:
+                self._progressed = self._first_sent = self._probe_sent = self._loop.time()
+                self._timed = True
+                if self._watch is None:
+                    self._watch = self._loop.call_later(LOOK, self._look)
+            elif monotonic() - self._progressed > self._suspect:
+                self._holding = True  # the loop stood still, and `_look` has yet to look
         in_flight[number] = (ack, frame, connection.clock, topic)
         self._bytes += len(frame)
         if len(in_flight) >= self._window or self._bytes >= self._window_bytes:
@@ -249,9 +275,21 @@ class Publisher(Listener):
                 connection.write(frame)
             except Down:
                 pass  # `on_up` sends it
-        elif len(in_flight) == 1 and self._recalling is None:
+        elif len(in_flight) == 1 and self._recalling is None and not self._kept.lost:
             self._probe()
         return ack
+
+    async def _get_ready(self) -> None:
+        """Wait until the topic's home is known and there is room."""
+        self._senders += 1
+        try:
+            if not self._located:
+                await self._locate()
+            while self._is_full or self._connection.is_congested:
+                await self._has_room.wait()
+                await self._connection.room()
+        finally:
+            self._senders -= 1
 
     async def flush(self) -> None:
         """Wait until nothing is in flight; raise `PublishFailed` if an event failed since the
@@ -259,6 +297,11 @@ class Publisher(Listener):
         while self.in_flight:
             self._idle.clear()
             await self._idle.wait()
+        with contextlib.suppress(TimeoutError):  # these are acknowledged, and go on being sent
+            async with asyncio.timeout(self._timeout):
+                while self._kept.lost:
+                    self._idle.clear()
+                    await self._idle.wait()
         if self._failed:
             count, first = self._failed, self._first_failure
             self._failed, self._first_failure = 0, None
@@ -276,20 +319,38 @@ class Publisher(Listener):
             return
         self._open = False
         self._fail_all("the publisher was closed before the acknowledgement")
-        if self._kept and self._connection.is_up:
+        if self._kept:
             self._closing = self._loop.time() + LINGER  # replicas lack some: `_look` ends it
         else:
             self._finish()
 
     def _finish(self) -> None:
         self._connection.unlisten(self)
-        self._kept.clear()
+        self._let_go()
         self._pause()
         self._reports.close()
         if self._sid is not None:
             self._connection.unsubscribe(self._sid)
         if self._entry is not None:
             self._routes.unfollow(self._entry.name, self)
+
+    def _let_go(self) -> None:
+        """Keep nothing any more, and say what that may cost."""
+        long_ago = self._loop.time() - LINGER  # replicas that are up have what is older
+        alone = sum(event[2] < long_ago for _, (_, event) in self._kept.items())
+        if self._kept.lost:
+            log.warning(
+                "%s: the publisher ends, and %d acknowledged events that were lost with their home "
+                "are not stored again; that home brings them if it comes back",
+                self._topic, len(self._kept.lost),
+            )  # fmt: skip
+        if alone:
+            log.warning(
+                "%s: the publisher ends, and %d acknowledged events have too few replicas; they "
+                "are lost if their home is lost for good",
+                self._topic, alone,
+            )  # fmt: skip
+        self._kept.clear()
 
     def _pause(self) -> None:
         """End everything that goes on by itself."""
@@ -358,12 +419,8 @@ class Publisher(Listener):
         self._pattern = None
 
     def _restart(self) -> None:
-        """Send everything again that was not acknowledged, the oldest first and alone."""
+        """Send everything again that has to be stored, the oldest first and alone."""
         self._aim()
-        self._in_flight = {
-            number: (ack, aimed(frame, self._prefix, self._inbox), when, topic)
-            for number, (ack, frame, when, topic) in self._in_flight.items()
-        }
         self._holding = True
         self._timed = False  # what is sent again says nothing of the way
         self._progressed = self._first_sent = self._loop.time()
@@ -384,21 +441,28 @@ class Publisher(Listener):
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
-        oldest = next(iter(self._in_flight.values()), None)
+        oldest = next(self._to_store(), None)
         if self._outbox and self._outbox != self._connection.address.site:
             return  # until the client is back at its own site
         if oldest is not None:  # else the next one sent is the probe
             self._probe_sent = self._loop.time()
             with contextlib.suppress(Down):
-                self._connection.write(oldest[1])
+                self._connection.write(aimed(oldest[1], self._prefix, self._inbox))
+
+    def _to_store(self) -> Iterator[InFlight]:
+        """What the home has not stored, the oldest first."""
+        return chain(self._kept.lost.values(), self._in_flight.values())
 
     def _go_on(self) -> None:
         """The oldest was acknowledged: the way is free."""
         self._holding = False
         self._wait = RETRY_FIRST
+        self._send_all()
+
+    def _send_all(self) -> None:
         with contextlib.suppress(Down):
-            for entry in self._in_flight.values():
-                self._connection.write(entry[1])
+            for entry in self._to_store():
+                self._connection.write(aimed(entry[1], self._prefix, self._inbox))
 
     def _stumble(self) -> None:
         """Nobody took an event: the home is shut, moving or lost. Try the oldest again soon."""
@@ -419,10 +483,11 @@ class Publisher(Listener):
         if not self._open and (not self._kept or now > self._closing):
             self._finish()
             return
-        if not self._in_flight and not self._kept:
+        if not self._in_flight and not self._waits and not self._kept:
             return  # the next one sent looks again
         self._watch = self._loop.call_later(LOOK, self._look)
-        waits = self._in_flight and self._connection.is_up and self._recalling is None
+        sent = self._in_flight or self._kept.lost
+        waits = sent and self._connection.is_up and self._recalling is None
         if waits and now - self._progressed > self._suspect:
             self._doubt()
         if self._reports.is_due(now):
@@ -446,7 +511,7 @@ class Publisher(Listener):
             )
         match, take = self._pattern.match, self._in_flight.pop
         alone = self._entry is None
-        taken, waiting = 0, self._bytes
+        taken, again, waiting = 0, False, self._bytes
         while (found := match(data, position)) is not None:
             position = found.end()
             number = int(found[1])
@@ -458,9 +523,12 @@ class Publisher(Listener):
                     self._acknowledged(number, int(found[2]), entry)
                 elif not entry[0].done():
                     entry[0].set_result(int(found[2]))
+            elif (entry := self._kept.lost.pop(number, None)) is not None:
+                again = True
+                self._acknowledged(number, int(found[2]), entry)
         self._stored += taken
         self._stored_bytes += waiting - self._bytes
-        if taken and not alone:
+        if (taken or again) and not alone:
             self._progress()
         self._make_room()
         return position
@@ -469,8 +537,11 @@ class Publisher(Listener):
         number = int(subject[self._inbox_size :])
         match = ACK.match(data)
         if match is None and self._entry is not None and is_nobody(head):
-            if number in self._in_flight:
+            if number in self._in_flight or number in self._kept.lost:
                 self._stumble()
+            return
+        if number in self._kept.lost:
+            self._on_lost(number, match and int(match.group(1)), head, data)
             return
         entry = self._in_flight.pop(number, None)
         if entry is None:
@@ -490,17 +561,43 @@ class Publisher(Listener):
             self._progress()
         self._make_room()
 
+    def _on_lost(self, number: int, index: int | None, head: bytes, data: bytes) -> None:
+        """The home answered to an event that was acknowledged before and lost with its home."""
+        if index is None:
+            error = outcome_of(self._kept.lost[number][3], head, data)
+            assert not isinstance(error, int)
+            if isinstance(error, StorageFull):  # until there is room; and none overtakes it
+                self._give_up(error)
+                self._stumble()
+                return
+            log.warning(
+                "%s: an acknowledged event was lost with its home, and the next one refuses it: %s",
+                self._kept.lost.pop(number)[3], error.what,
+            )  # fmt: skip
+        else:
+            self._acknowledged(number, index, self._kept.lost.pop(number))
+        self._progress()
+        self._make_room()
+
     def _acknowledged(self, number: int, index: int, entry: InFlight) -> None:
         """The home, or the outbox, has stored an event."""
         if self._level == "outbox":
             index = 0  # of the outbox; the home gives another
         self._acked_last = max(self._acked_last, index)
+        is_told = entry[0].done()
         if self._keeps:
-            self._kept.add(number, index, entry)
-            if self._level == "quorum":
+            if self._level == "quorum" and not is_told:
+                self._waits.add(number, index, entry)
                 return
-            self._kept.trim()
-        if not entry[0].done():
+            self._kept.add(number, index, entry)
+            if self._kept.trim() and not self._overflowed:
+                self._overflowed = True
+                log.warning(
+                    "%s: replicas lack more acknowledged events than a publisher keeps (%d, or %d "
+                    "bytes); the oldest are lost if their home is lost for good",
+                    self._topic, EVENTS, BYTES,
+                )  # fmt: skip
+        if not is_told:
             entry[0].set_result(index)
 
     def _progress(self) -> None:
@@ -528,19 +625,22 @@ class Publisher(Listener):
         entry = self._entry
         if entry is None or not self._reports:
             return
-        for index, event in self._kept.release(self._reports.confirmed(entry, self._kept.last)):
+        safe = self._reports.confirmed(entry, self._acked_last)
+        for _ in self._kept.release(safe):
+            self._overflowed = False
+        for index, event in self._waits.release(safe):
             if not event[0].done():
                 event[0].set_result(index)
 
     def _make_room(self) -> None:
-        waiting = len(self._in_flight)
-        size = self._bytes
-        if self._level == "quorum":
-            waiting += len(self._kept)
-            size += self._kept.bytes
+        waiting = len(self._in_flight) + len(self._waits)
+        size = self._bytes + self._waits.bytes
         if waiting < self._window and size < self._window_bytes:
             self._is_full = False
             self._has_room.set()
+        else:
+            self._is_full = True
+            self._has_room.clear()
         if not waiting:
             self._idle.set()
 
@@ -553,9 +653,8 @@ class Publisher(Listener):
         entry[0].exception()  # flush reports it even if nobody looks at the future
 
     def _fail_all(self, why: str) -> None:
-        entries, self._in_flight = self._in_flight, {}
-        if self._level == "quorum":
-            entries = {number: entry for number, _, entry in self._kept.clear()} | entries
+        entries = self._waits.clear() | self._in_flight
+        self._in_flight = {}
         for number, entry in entries.items():
             identity = f"{self._name.decode()}-{number}"
             self._fail(
@@ -566,7 +665,7 @@ class Publisher(Listener):
                 ),
             )
         self._bytes = 0
-        self._holding = False
+        self._holding = bool(self._kept.lost)
         self._is_full = False
         self._has_room.set()
         self._idle.set()
@@ -593,8 +692,7 @@ class Publisher(Listener):
             self._restart()
             return
         if self._inbox.startswith(self._connection.inbox.encode()):
-            for entry in self._in_flight.values():
-                self._connection.write(entry[1])
+            self._send_all()
         else:
             self._restart()
 
@@ -614,27 +712,33 @@ class Publisher(Listener):
             self._reports.clear()
             self._take_back(entry.fork(before.epoch))
             recalls = entry.forgetful
-        if recalls and self._in_flight and self._level != "outbox":
-            self._recalling = self._loop.create_task(self._recall(entry))
+        if recalls or self._is_old(self._loop.time()):
+            self._look_back()
         if self._connection.is_up:
             self._restart()
             self._reach()
 
     def _take_back(self, fork: int) -> None:
-        """Send again what was acknowledged and is not part of the history: beyond `fork`."""
-        lost = self._kept.take_beyond(fork)
-        self._in_flight = lost | self._in_flight  # older than all in flight
-        self._bytes += sum(len(entry[1]) for entry in lost.values())
+        """Send again what a home stored and is not part of the history: beyond `fork`."""
+        self._kept.lose_beyond(fork)
+        self._wait_anew(self._waits.take_beyond(fork))
         self._acked_last = min(self._acked_last, fork)
+
+    def _wait_anew(self, entries: dict[int, InFlight]) -> None:
+        """What waited for replicas is in flight to the home again."""
+        self._in_flight = entries | self._in_flight  # older than all in flight
+        self._bytes += sum(len(entry[1]) for entry in entries.values())
 
     def _change_level(self, level: Ack) -> None:
         """The topic's owner asks for another level. What waits for replicas has reached its home,
         and if that is enough now, it waits no more."""
         self._level = level
         if level != "quorum":
-            for index, entry in self._kept:
+            for number, (index, entry) in self._waits.items():
+                self._kept.add(number, index, entry)
                 if not entry[0].done():
                     entry[0].set_result(index)
+            self._waits.clear()
             self._make_room()
 
     def on_gone(self) -> None:
@@ -643,54 +747,74 @@ class Publisher(Listener):
         self._located = False
         self._holding = False
         self._pause()
-        kept = {number: entry for number, _, entry in self._kept.clear()}
-        self._bytes += sum(len(entry[1]) for entry in kept.values())
-        self._in_flight = kept | self._in_flight
+        self._kept.clear()  # it is deleted with all its events
+        self._wait_anew(self._waits.clear())
         self._acked_last = 0
         self._give_up(unknown_topic(self._topic))
 
+    def _is_old(self, now: float) -> bool:
+        """Whether the home may have had, and forgotten, what was lost with another."""
+        oldest = next(iter(self._kept.lost.values()), None)
+        return oldest is not None and now - oldest[2] > REMEMBERED
+
+    def _look_back(self) -> None:
+        """Send nothing again before it is known which of it the home has."""
+        entry = self._entry
+        if entry is not None and self._level != "outbox" and (self._in_flight or self._kept.lost):
+            self._recalling = self._loop.create_task(self._recall(entry))
+
     async def _recall(self, entry: TopicEntry) -> None:
-        """Find what the new home has of what we would send it again; then go on."""
+        """Find what the home has of what we would send it again; then go on. It knows the ids of
+        what it took itself, unless that was long ago."""
+        connection, home, stream = self._connection, entry.home, entry.stream
+        places = self._kept.lost | self._in_flight
+        numbers = {id_of(item[1]): number for number, item in places.items()}
         try:
-            while self._in_flight and self._entry is entry:
-                numbers = {id_of(item[1]): number for number, item in self._in_flight.items()}
-                first = self._acked_last + 1
+            while self._entry is entry and (self._in_flight or self._kept.lost):
+                first, last = self._acked_last + 1, entry.base
+                began = self._loop.time()
+                is_old = self._is_old(began)
                 try:
-                    found = await stored_ids(
-                        self._connection, entry.home, entry.stream, first, entry.base, set(numbers)
-                    )
-                except (Down, TimeoutError):
+                    if is_old:
+                        last = await last_stored(connection, home, stream)
+                    found = await stored_ids(connection, home, stream, first, last, set(numbers))
+                except (Down, TimeoutError, SkerryError):
                     self._reach()
                     await asyncio.sleep(RETRY_MOST)
                     continue
                 for identity, index in found.items():
-                    item = self._in_flight.pop(numbers[identity], None)
-                    if item is not None:
+                    number = numbers[identity]
+                    item = self._kept.lost.pop(number, None)
+                    if item is None and (item := self._in_flight.pop(number, None)) is not None:
                         self._bytes -= len(item[1])
-                        self._acknowledged(numbers[identity], index, item)
+                    if item is not None:
+                        self._acknowledged(number, index, item)
+                if is_old:
+                    self._kept.stamp(began)
                 break
         finally:
             if self._entry is entry:
                 self._recalling = None
         self._make_room()
-        if self._open and self._connection.is_up:
+        if self._connection.is_up:
             self._progressed = self._loop.time()
             self._probe()
 
     def on_tick(self, now: float) -> None:
-        """Give up what waits for too long. The oldest is first, and none behind it may be stored
-        before it, so all of it is given up together."""
-        oldest = next(iter(self._in_flight.values()), None)
-        if oldest is None and self._level == "quorum":
-            oldest = self._kept.oldest()
+        """Give up what somebody waits for, and for too long. The oldest is first, and none behind
+        it may be stored before it, so all of it is given up together."""
+        oldest = next(iter(self._in_flight.values()), None) or self._waits.oldest()
         if oldest is not None and now - oldest[2] > self._timeout:
             self._fail_all(f"no acknowledgement: {self.why()}")
+        if self._recalling is None and self._connection.is_up and self._is_old(now):
+            self._look_back()
+            self._restart()
 
     def why(self) -> str:
         """What keeps the oldest event from being acknowledged."""
         if self._entry is None or not self._connection.is_up:
             return self._connection.unavailable().what
-        if self._kept and not self._in_flight:
+        if self._waits and not self._in_flight:
             return f"too few replicas of {self._entry.name} have it"
         return f"the home of {self._entry.name}, {self._entry.home}, did not answer in time"
 

@@ -15,7 +15,7 @@ import itertools
 import msgspec
 
 from skerry.engine.link import Down
-from skerry.engine.wire import Connection
+from skerry.engine.wire import NO_RESPONDERS, Connection
 from skerry.model.event import ID_HEADER, parse_headers, status_of
 
 BATCH = 1000
@@ -23,6 +23,16 @@ TIME = 5.0
 """Seconds for one batch."""
 
 _numbers = itertools.count()
+
+
+async def last_stored(connection: Connection, site: str, stream: str) -> int:
+    """The index of the newest event of the log at `site`; 0 if it has none. Raises `Down` or
+    `TimeoutError` if it cannot be read now."""
+    body = msgspec.json.encode({"last_by_subj": ">"})
+    reply = await connection.request(f"$JS.{site}.API.DIRECT.GET.{stream}", body, timeout=TIME)
+    if reply.status == NO_RESPONDERS:
+        raise Down
+    return 0 if reply.status else int(parse_headers(reply.head)["Nats-Sequence"])
 
 
 async def stored_ids(
@@ -54,7 +64,7 @@ async def _batch(
         status = status_of(head)
         if status:
             if not done.done():
-                done.set_result(status == 503)
+                done.set_result(status == NO_RESPONDERS)
             return
         fields = parse_headers(head)
         index = int(fields["Nats-Sequence"])
