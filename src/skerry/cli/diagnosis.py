@@ -23,6 +23,7 @@ from skerry.config import default_data
 from skerry.engine.binary import find_binary, parse_version, show_version
 from skerry.errors import SkerryError, Unavailable
 from skerry.model.control import SiteStatus
+from skerry.model.names import strays_of
 from skerry.model.quantities import show_duration, show_size
 
 MIN_PYTHON = (3, 11)
@@ -35,6 +36,8 @@ LOG_READ = 64 * 1024
 HARMLESS = ("Plaintext passwords", "TLS leafnode handshake error: EOF")
 """What the engine warns of and need not: that it knows passwords, which its file holds anyway, and
 that somebody hung up, as sites do that measure how far away this one is."""
+REFUSED = re.compile(r'Publish Violation .*Subject "([^"]*)"')
+"""The engine's line for an event that its publisher may not send there."""
 ROUND_TRIPS = 5
 
 State = Literal["ok", "warning", "problem"]
@@ -253,6 +256,17 @@ def _check_status(status: SiteStatus) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield Finding("restarts", "ok", "the engine never died since the start")
+    if status.strays_kept:
+        log = strays_of(status.site)
+        yield Finding(
+            "strays", "warning",
+            f"{count(status.strays_kept, 'event')} for topics that do not exist, the last for "
+            f"{status.last_stray}",
+            f"Read them with `skerry read {log}`, and create the topic or correct the publisher; "
+            f"`skerry topic delete {log}` clears them.",
+        )  # fmt: skip
+    else:
+        yield Finding("strays", "ok", "no event was for a topic that does not exist")
 
 
 def check_log(file: Path) -> Iterator[Finding]:
@@ -273,6 +287,16 @@ def check_log(file: Path) -> Iterator[Finding]:
         for line in lines
         if re.search(r"\[(WRN|ERR|FTL)\]", line) and not any(text in line for text in HARMLESS)
     ]
+    refused = [REFUSED.search(line) for line in complaints]
+    complaints = [line for line, found in zip(complaints, refused, strict=True) if not found]
+    if subjects := [found[1] for found in refused if found]:
+        yield Finding(
+            "refused", "warning",
+            f"{count(len(subjects), 'event')} to where nobody may publish, the last to "
+            f"{subjects[-1]}",
+            "Clients without the SDK publish to p.<topic>, in MQTT p/<topic>; MQTT acknowledges "
+            "also what is refused. Who it was is in the engine's log.",
+        )  # fmt: skip
     if complaints:
         number = count(len(complaints), "warning")
         yield Finding(

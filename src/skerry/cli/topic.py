@@ -174,7 +174,7 @@ def create(
 def list_topics(
     everything: Annotated[
         bool,
-        typer.Option("--all", "-a", metavar="", help="Also those that Skerry keeps for functions."),
+        typer.Option("--all", "-a", metavar="", help="Also those that Skerry keeps for itself."),
     ] = False,
     connect: Connect = None,
     timeout: Timeout = TIMEOUT,

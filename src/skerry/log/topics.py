@@ -31,6 +31,7 @@ from skerry.model.demands import check_overlap, check_same
 from skerry.model.names import (
     check_topic,
     is_feed_log,
+    plain_subject,
     stream_of,
     topic_of_stream,
     write_subject,
@@ -137,6 +138,8 @@ class Topics:
 
     def _stream_config(self, name: str, settings: TopicSettings) -> dict[str, Any]:
         config = stream_config(self._site, name, settings)
+        plain = plain_subject(self._site, name)
+        config["subjects"] += [plain, f"{plain}.>"]
         told = delivery(name, self._site, self._deliver_plain)
         return {**config, "republish": told} if told else config
 

@@ -61,6 +61,12 @@ class SiteStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Resident memory of the engine and this process."""
     mqtt_port: int | None
     websocket_port: int | None
+    strays: int = 0
+    """Events, ever, that were published here to topics that do not exist."""
+    strays_kept: int = 0
+    """How many of them the topic `strays/<site>` still holds."""
+    last_stray: str = ""
+    """The topic that the last of these was for."""
 
 
 class Reach(msgspec.Struct):

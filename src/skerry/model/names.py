@@ -8,6 +8,7 @@ one-to-one, so that a name can be read back from a subject or a stream:
     write subject    s.<site>.<epoch>.building.soda.410   SDK and agents; epoch 0 outside a fabric
     outbox           o.<site>.building.soda.410 kept at the publisher's site until the home has it
     plain publish    p.building.soda.410        MQTT: p/building/soda/410
+    … mapped to      s.<site>.p.building.soda.410         at a site that stands alone
     delivery         t.building.soda.410        MQTT: t/building/soda/410
     feed delivery    f.<home>.feeds.<site>.log.<feed>     what subscribers by query listen to
     requests         q.in.<client>, q.out.<client>        of clients without the SDK, and answers
@@ -32,7 +33,7 @@ MAX_DEPTH = 16
 
 STREAM_PREFIX = "t~"
 
-OWN = ("functions", "placement")
+OWN = ("functions", "placement", "strays")
 """First levels of topics that only Skerry makes and writes to."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
@@ -83,6 +84,12 @@ def write_subject(site: str, topic: str, epoch: int = 0) -> str:
     """The subject that the SDK publishes `topic` on when its home is `site` in `epoch`. Naming the
     epoch keeps what was meant for an earlier one out of the log."""
     return f"s.{site}.{epoch}.{topic.replace('/', '.')}"
+
+
+def plain_subject(site: str, topic: str) -> str:
+    """The subject that the engine maps plain publishes of `topic` to, at a site that stands alone.
+    The topic takes it as it takes its write subject."""
+    return f"s.{site}.p.{topic.replace('/', '.')}"
 
 
 def outbox_subject(site: str, topic: str) -> str:
@@ -138,6 +145,19 @@ def is_feed_records(topic: str) -> bool:
     """Whether `topic` holds some site's records of feeds."""
     tokens = topic.split("/")
     return len(tokens) == 3 and tokens[0] == "feeds" and tokens[2] == "about"
+
+
+def strays_of(site: str) -> str:
+    """The topic that keeps what is published at `site` to topics that do not exist."""
+    return f"strays/{site}"
+
+
+def stray_topic(site: str, topic: str) -> str:
+    """Where an event for `topic`, which does not exist and may have any name, is kept: a good name
+    that shows what was meant."""
+    tokens = [re.sub(r"[^A-Za-z0-9_-]", "_", token) or "_" for token in topic.split("/")]
+    name = "/".join([strays_of(site), *tokens[: MAX_DEPTH - 2]])
+    return name[:MAX_LENGTH].rstrip("/")
 
 
 def feed_subject(home: str, topic: str) -> str:

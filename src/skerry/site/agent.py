@@ -47,6 +47,7 @@ from skerry.model.names import (
     check_site,
     feed_records,
     is_feed_records,
+    plain_subject,
     stream_of,
     topic_of_stream,
 )
@@ -55,6 +56,7 @@ from skerry.site.checks import check_tls, maybe_port, port_of
 from skerry.site.disk import watch_disk
 from skerry.site.mqtt import prepare_mqtt
 from skerry.site.placement import Placement
+from skerry.site.strays import Strays
 
 log = logging.getLogger("skerry.site")
 
@@ -96,6 +98,7 @@ class Site:
         self._simple: SimpleClients | None = None
         self.functions: Functions | None = None
         """This site's part in functions; None: it has not started yet."""
+        self._strays: Strays | None = None
         self._own_records: list[str] = []
         self._watches: list[asyncio.Task[None]] = []
         self._membership: Membership | None = None
@@ -129,6 +132,8 @@ class Site:
         for watch in self._watches:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
+        if self._strays is not None:
+            await self._strays.close()
         if self._simple is not None:
             await self._simple.close()
         if self._control is not None:
@@ -163,6 +168,7 @@ class Site:
         for pid in filter(None, (engine_pid, os.getpid())):
             with contextlib.suppress(psutil.Error):
                 memory += psutil.Process(pid).memory_info().rss
+        strays = await self._strays.kept() if self._strays is not None else (0, 0, "")
         return SiteStatus(
             site=self.settings.site,
             address=str(self.address),
@@ -179,6 +185,9 @@ class Site:
             memory_bytes=memory,
             mqtt_port=self.ports.mqtt,
             websocket_port=self.ports.websocket,
+            strays=strays[0],
+            strays_kept=strays[1],
+            last_stray=strays[2],
         )
 
     async def _start(self) -> None:
@@ -206,7 +215,7 @@ class Site:
         if membership is None:
             await topics.settle(streams)
         if self.ports.mqtt is not None:
-            mapped = f"s.{settings.site}.0" if membership is None else f"o.{settings.site}"
+            mapped = f"s.{settings.site}.p" if membership is None else f"o.{settings.site}"
             await prepare_mqtt(jetstream, mapped)
         self._control = Control(connection, settings.site)
         self._control.is_alone = membership is None
@@ -222,8 +231,12 @@ class Site:
             lambda: self._connect_again("simple clients"),
             Places.known_to(settings.site, self.fabric, settings.deliver_plain),
         )
+        places = InFabric(self.fabric) if self.fabric is not None else alone
+        self._strays = Strays(places, jetstream, lambda: self._connect_again("strays"))
+        if self.fabric is not None:
+            self.fabric.outbox.on_stray = self._strays.take
         self.functions = Functions(
-            InFabric(self.fabric) if self.fabric is not None else alone,
+            places,
             self._control,
             lambda: self._connect_again("functions"),
             self._address_of_host(),
@@ -234,6 +247,7 @@ class Site:
             self.fabric.on_link_up.append(self._feeds.on_link)
             self.fabric.store.watch("topic.", self._simple.held.on_entry)
         if self.fabric is None:
+            await self._strays.start()
             self._control.open()
         else:
             self.placement = Placement(self.fabric, connection, settings)
@@ -411,8 +425,8 @@ class Site:
         except TimeoutError:
             log.warning(
                 "plain clients cannot publish here: the engine lacks the account's subject mapping "
-                '`mappings: {"p.>": "s.%s.0.>"}`',
-                site,
+                '`mappings: {"p.>": "%s"}`',
+                plain_subject(site, ">"),
             )
         except SkerryError as error:
             raise EngineUnfit(
