@@ -189,6 +189,7 @@ def secret_files(folder: Path) -> list[Path]:
         *sorted(folder.glob("credentials/*.json")),
         *folder.glob("engine.json"),
         *folder.glob("fabric.json"),
+        *folder.glob("settings.json"),
     ]
 
 

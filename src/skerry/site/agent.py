@@ -108,7 +108,7 @@ class Site:
         try:
             await self._start()
         except BaseException:
-            await self.close()
+            await self.close(failed=True)
             raise
         return self
 
@@ -127,8 +127,9 @@ class Site:
         """Whether the agent is connected to its engine."""
         return self._connection is not None and self._connection.is_up
 
-    async def close(self) -> None:
-        """Stop serving, stop the engine in order, free the folder."""
+    async def close(self, failed: bool = False) -> None:
+        """Stop serving, stop the engine in order, free the folder; forget it too, if this was its
+        first start and it failed."""
         for watch in self._watches:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
@@ -153,6 +154,8 @@ class Site:
         if self._engine is not None:
             await self._engine.stop()
         if self._folder is not None:
+            if failed:
+                self._folder.forget()
             self._folder.close()
             self._folder = None
 
