@@ -612,7 +612,7 @@ def test_remove_wants_to_be_confirmed_and_a_site_without_topics(sites: Sites) ->
         asked.wait_for("nothing was removed")
         assert asked.wait() == 1
     drained = skerry(hub, "site", "drain", "pier", "--json").json
-    assert drained == {"site": "pier", "moved": [name]}
+    assert drained == {"site": "pier", "moved": [name], "lacking_replicas": []}
     assert shown(hub, name)["home"] != "pier"
     late = skerry(hub, "topic", "move", name, "--to", "pier")
     assert late.code == 10

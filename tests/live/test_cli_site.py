@@ -135,8 +135,8 @@ def test_a_later_start_that_fails_leaves_the_folder_to_its_site(tmp_path: Path) 
 def test_a_site_starts_again_as_it_was_with_its_folder_alone(tmp_path: Path) -> None:
     data = tmp_path / "data"
     ports = [free_port("127.0.0.1") for _ in range(3)]
-    options = ("--site", "farm", "--port", str(ports[0]), "--mqtt-port", str(ports[1]))
-    options += ("--durability", "power", "--max-store", "1GB")
+    options = ["--site", "farm", "--port", str(ports[0]), "--mqtt-port", str(ports[1])]
+    options += ["--durability", "power", "--max-store", "1GB"]
     shown = ("site", "address", "mqtt_port", "websocket_port", "durability")
 
     def started(*options: str) -> dict[str, Any]:

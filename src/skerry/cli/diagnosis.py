@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -227,12 +228,25 @@ async def check_site(target: Targets, timeout: float) -> list[Finding]:
                 status = await client.status()
                 trips.append(time.perf_counter() - started)
             address = str(client.address)
+            lacking: list[str] = []
+            with contextlib.suppress(SkerryError):
+                lacking = [topic.name for topic in await client.topics() if topic.lacking]
     except Unavailable as error:
         return [Finding("site", "problem", error.what, "Is `skerry up` running there?")]
     except SkerryError as error:
         return [Finding("site", "problem", error.what, error.advice)]
     answer = f"site {status.site} at {address} answers in {min(trips) * 1000:.1f} ms"
-    return [Finding("site", "ok", answer), *_check_status(status)]
+    return [Finding("site", "ok", answer), *_check_status(status), *_check_replicas(lacking)]
+
+
+def _check_replicas(lacking: list[str]) -> Iterator[Finding]:
+    if lacking:
+        yield Finding(
+            "replicas", "warning",
+            f"{count(len(lacking), 'topic')} short of replicas, such as {lacking[0]}",
+            "They are made as soon as another site can take them: let one join, start one, or "
+            "`skerry site undrain` one.",
+        )  # fmt: skip
 
 
 def _check_status(status: SiteStatus) -> Iterator[Finding]:
