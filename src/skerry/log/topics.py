@@ -29,9 +29,9 @@ from skerry.errors import (
 )
 from skerry.model.demands import check_overlap, check_same
 from skerry.model.names import (
+    any_write_subject,
     check_topic,
     is_feed_log,
-    plain_subject,
     stream_of,
     topic_of_stream,
     write_subject,
@@ -138,8 +138,10 @@ class Topics:
 
     def _stream_config(self, name: str, settings: TopicSettings) -> dict[str, Any]:
         config = stream_config(self._site, name, settings)
-        plain = plain_subject(self._site, name)
-        config["subjects"] += [plain, f"{plain}.>"]
+        # One pattern for the SDK's events and for plain ones: when the engine starts, it compares
+        # each subject of a log with those of all others (docs/adr/0003-plain-publish.md).
+        subject = any_write_subject(self._site, name)
+        config["subjects"] = [subject, f"{subject}.>"]
         told = delivery(name, self._site, self._deliver_plain)
         return {**config, "republish": told} if told else config
 

@@ -92,6 +92,11 @@ def plain_subject(site: str, topic: str) -> str:
     return f"s.{site}.p.{topic.replace('/', '.')}"
 
 
+def any_write_subject(site: str, topic: str) -> str:
+    """What a topic at a site that stands alone takes: both of these."""
+    return f"s.{site}.*.{topic.replace('/', '.')}"
+
+
 def outbox_subject(site: str, topic: str) -> str:
     """The subject that keeps an event of `topic` at `site` until the home has it."""
     return f"o.{site}.{topic.replace('/', '.')}"
