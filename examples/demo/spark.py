@@ -15,7 +15,7 @@ from rich.table import Table
 from examples.demo.parties import Publisher
 from examples.demo.screen import Screen
 from skerry import Client
-from skerry.errors import EngineMissing
+from skerry.errors import EngineMissing, get_extra
 from skerry.spark.java import find_java
 from skerry.testing import LocalSite
 
@@ -36,7 +36,7 @@ async def total_up(
     screen.say("act 6: a Spark pipeline adds up all events, and writes its totals to a topic")
     try:
         if importlib.util.find_spec("pyspark") is None:
-            raise EngineMissing("PySpark is not installed", "Get it: pip install 'skerry[spark]'.")
+            raise EngineMissing("PySpark is not installed", get_extra("spark"))
         await asyncio.to_thread(find_java)
     except EngineMissing as error:
         return skip(screen, str(error))

@@ -13,6 +13,9 @@ from skerry.errors import SkerryError
 
 if TYPE_CHECKING:
     __version__: str
+    from skerry import spark as spark
+    from skerry import sync as sync
+    from skerry import testing as testing
     from skerry.client import Client, connect
     from skerry.functions.handler import function
     from skerry.log.append import Publisher
@@ -61,12 +64,16 @@ _PLACES = {
     "pipeline": "spark.pipeline",
 }
 
+_MODULES = ("spark", "sync", "testing")
+
 
 def __getattr__(name: str) -> Any:
-    """The public names, each imported when it is first asked for: a function's worker starts in a
-    fraction of the time that the client takes to import."""
+    """The public names and modules, each imported when it is first asked for: a function's worker
+    starts in a fraction of the time that the client takes to import."""
     if name == "__version__":
         value = import_module("skerry.config").VERSION
+    elif name in _MODULES:
+        value = import_module(f"skerry.{name}")
     elif name in _PLACES:
         value = getattr(import_module(f"skerry.{_PLACES[name]}"), name)
     else:
@@ -76,4 +83,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "__version__"})
+    return sorted({*globals(), *__all__, *_MODULES, "__version__"})

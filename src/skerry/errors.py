@@ -309,7 +309,7 @@ class EngineError(SkerryError):
 
 
 class EngineMissing(EngineError):
-    """No nats-server binary was found, or it cannot be executed."""
+    """No nats-server binary was found, or it cannot be executed; or Spark, or what it needs."""
 
 
 class EngineTooOld(EngineError):
@@ -322,6 +322,11 @@ class EngineUnfit(EngineError):
 
 class EngineFailed(EngineError):
     """The engine does not start, or keeps dying."""
+
+
+def get_extra(name: str) -> str:
+    """What to do where the packages of the extra `name` are not installed."""
+    return f"Get what is missing with `pip install '.[{name}]'` in a clone of Skerry."
 
 
 class PortTaken(EngineError):

@@ -44,7 +44,7 @@ def filled(data: Path) -> str:
     ["up", "status", "pub", "sub", "get", "read", "query", "sites", "links", "rtt", "doctor"]
     + [f"feed {name}" for name in ("register", "set", "list", "remove")]
     + [f"topic {name}" for name in ("create", "list", "show", "set", "move", "delete")]
-    + ["fabric init", "fabric token", "site drain", "site remove"],
+    + ["fabric init", "fabric token", "site drain", "site undrain", "site remove"],
 )
 def test_help_of_each_command_shows_an_example(command: str) -> None:
     result = CliRunner().invoke(app, [*command.split(), "--help"])

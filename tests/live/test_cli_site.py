@@ -8,6 +8,7 @@ import pty
 import select
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from skerry.engine.process import free_port
 from tests.live.commandline import (
     DEADLINE,
     SKERRY,
@@ -98,6 +100,70 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     assert result.code == 8
     assert f"127.0.0.1:{port}" in result.err
     assert "--port" in result.err
+
+
+def test_a_first_start_that_fails_leaves_the_folder_to_any_site(tmp_path: Path) -> None:
+    """Because of a port that is taken, or a fabric that cannot be reached."""
+    data = tmp_path / "data"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert skerry(None, "up", "--data", str(data), "--port", port).code == 8
+        assert not (data / "site.json").exists()
+        options = ("--site", "barn", "--port", "0", "--mqtt-port", port)
+        assert skerry(None, "up", "--data", str(data), *options).code == 8
+    with site_up(data, tmp_path / "up", "--site", "farm") as up:
+        assert up.stop() == 0
+    assert skerry(None, "up", "--data", str(data), "--site", "barn", "--port", "0").code == 2
+    assert json.loads((data / "site.json").read_text())["site"] == "farm"
+
+
+def test_a_later_start_that_fails_leaves_the_folder_to_its_site(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with site_up(data, tmp_path / "up", "--site", "farm") as up:
+        assert up.stop() == 0
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert skerry(None, "up", "--data", str(data), "--port", port).code == 8
+    assert json.loads((data / "site.json").read_text())["site"] == "farm"
+    assert json.loads((data / "settings.json").read_text())["port"] == 0
+
+
+def test_a_site_starts_again_as_it_was_with_its_folder_alone(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    ports = [free_port("127.0.0.1") for _ in range(3)]
+    options = ["--site", "farm", "--port", str(ports[0]), "--mqtt-port", str(ports[1])]
+    options += ["--durability", "power", "--max-store", "1GB"]
+    shown = ("site", "address", "mqtt_port", "websocket_port", "durability")
+
+    def started(*options: str) -> dict[str, Any]:
+        with running(data, tmp_path / "up", "up", "--data", str(data), *options) as up:
+            up.wait_line(" is up at ")
+            found = skerry(data, "status", "--json").json
+            assert up.stop() == 0
+        return {name: found[name] for name in shown}
+
+    first = started(*options)
+    assert first["mqtt_port"] == ports[1]
+    assert stat.S_IMODE((data / "settings.json").stat().st_mode) == 0o600
+    assert json.loads((data / "engine.json").read_text())["jetstream"]["max_file_store"] == 10**9
+    assert started() == first
+    assert json.loads((data / "engine.json").read_text())["jetstream"]["max_file_store"] == 10**9
+    changed = {**first, "mqtt_port": None, "websocket_port": ports[2]}
+    assert started("--no-mqtt", "--websocket-port", str(ports[2]), "--max-store", "none") == changed
+    assert started() == changed
+    assert "max_file_store" not in json.loads((data / "engine.json").read_text())["jetstream"]
+
+
+def test_a_settings_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for text in ("{", '{"port": "many"}', '{"colour": "red"}'):
+        (tmp_path / "settings.json").write_text(text)
+        result = skerry(None, "up", "--data", str(tmp_path))
+        assert result.code == 9
+        assert "settings.json" in result.err
 
 
 @pytest.mark.parametrize(

@@ -461,7 +461,7 @@ async def external(data: Path, url: str) -> AsyncIterator[Site]:
 
 WARNING = "plain clients cannot publish here"
 ACCOUNT = {"jetstream": "enabled", "users": [{"user": "me", "password": "s3cret"}]}
-MAPPING = {"p.>": "s.local.0.>"}
+MAPPING = {"p.>": "s.local.p.>"}
 
 
 async def test_a_site_on_an_external_engine_works(

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from skerry import Topic
+from skerry import Client, Topic
 from skerry.errors import MoveFailed, SkerryError, UnknownSite, UnknownTopic
 from skerry.fabric.copies import Copies
 from skerry.model import promotion
 from skerry.model.fabric import SubscriptionRecord, subscription_key
 from skerry.testing import LocalFabric
 from tests.conftest import until
+from tests.live.commandline import skerry
 from tests.live.fabrics import Load, check_all, last_index, three_sites
 from tests.live.faults import refused
 
@@ -257,6 +258,52 @@ async def test_a_full_site_takes_no_topic() -> None:
                 await admin.move_topic("t", "lab")
         assert (await client.topic("t")).home == "farm"
         assert await client.publish("t", "still") == 41
+
+
+async def has_replicas(client: Client, name: str, *sites: str) -> None:
+    """Wait until a topic has replicas at exactly these sites."""
+
+    async def there() -> bool:
+        return set((await client.topic(name)).replicas) == set(sites)
+
+    await until(there)
+
+
+async def test_a_drained_site_leaves_topics_their_number_of_replicas() -> None:
+    """Nobody else can take the replica; it is made again once the site is back, or another came."""
+    async with (
+        three_sites() as fabric,
+        fabric.connect("lab") as client,
+        fabric.connect("hub", "admin") as admin,
+    ):
+        await client.create_topic("t", home="lab", replicas=2, ack="quorum")
+        await client.create_topic("named", home="lab", replicas=1, spread="farm")
+        async with Load(client, "t", ack="quorum") as load:
+            assert await admin.drain_site("farm") == ["named", "t"]
+            await has_replicas(client, "t", "hub")
+            topic = await client.topic("t")
+            assert (topic.settings.replicas, topic.lacking) == (2, 1)
+            await client.create_topic("t", home="lab", replicas=2, ack="quorum")  # as before
+            await has_replicas(client, "named", "hub")
+
+            def run(*command: str) -> str:
+                return skerry(fabric["lab"].data, *command).out
+
+            assert "hub (1 of 2)" in await asyncio.to_thread(run, "topic", "show", "t")
+            assert "hub (1 of 2)" in await asyncio.to_thread(run, "topic", "list")
+            doctor = await asyncio.to_thread(run, "doctor")
+            assert "1 topic short of replicas, such as t" in doctor
+            await admin.undrain_site("farm")
+            await has_replicas(client, "t", "hub", "farm")
+            assert not [site.site for site in await client.sites() if site.draining]
+            await admin.drain_site("farm")
+            await has_replicas(client, "t", "hub")
+            await fabric.add("barn")
+            await has_replicas(client, "t", "hub", "barn")
+            await load.go_on(20)
+        assert (await client.topic("t")).lacking == 0
+        await admin.move_topic("t", "lab", replicas=["hub"])  # asked for: it wants no more
+        assert (await client.topic("t")).settings.replicas == 1
 
 
 async def test_draining_a_site_moves_everything_away() -> None:

@@ -274,7 +274,7 @@ async def test_outboxes_of_several_sites_are_read_side_by_side(fabric: LocalFabr
 
 
 @pytest.mark.slow
-async def test_events_of_a_topic_that_does_not_exist_are_dropped_with_a_warning(
+async def test_events_of_a_topic_that_does_not_exist_leave_the_outbox_with_a_warning(
     fabric: LocalFabric, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with fabric.connect("lab") as client, nats_client(fabric["farm"]) as plain:

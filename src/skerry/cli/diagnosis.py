@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -23,6 +24,7 @@ from skerry.config import default_data
 from skerry.engine.binary import find_binary, parse_version, show_version
 from skerry.errors import SkerryError, Unavailable
 from skerry.model.control import SiteStatus
+from skerry.model.names import strays_of
 from skerry.model.quantities import show_duration, show_size
 
 MIN_PYTHON = (3, 11)
@@ -35,6 +37,8 @@ LOG_READ = 64 * 1024
 HARMLESS = ("Plaintext passwords", "TLS leafnode handshake error: EOF")
 """What the engine warns of and need not: that it knows passwords, which its file holds anyway, and
 that somebody hung up, as sites do that measure how far away this one is."""
+REFUSED = re.compile(r'Publish Violation .*Subject "([^"]*)"')
+"""The engine's line for an event that its publisher may not send there."""
 ROUND_TRIPS = 5
 
 State = Literal["ok", "warning", "problem"]
@@ -186,6 +190,7 @@ def secret_files(folder: Path) -> list[Path]:
         *sorted(folder.glob("credentials/*.json")),
         *folder.glob("engine.json"),
         *folder.glob("fabric.json"),
+        *folder.glob("settings.json"),
     ]
 
 
@@ -223,12 +228,25 @@ async def check_site(target: Targets, timeout: float) -> list[Finding]:
                 status = await client.status()
                 trips.append(time.perf_counter() - started)
             address = str(client.address)
+            lacking: list[str] = []
+            with contextlib.suppress(SkerryError):
+                lacking = [topic.name for topic in await client.topics() if topic.lacking]
     except Unavailable as error:
         return [Finding("site", "problem", error.what, "Is `skerry up` running there?")]
     except SkerryError as error:
         return [Finding("site", "problem", error.what, error.advice)]
     answer = f"site {status.site} at {address} answers in {min(trips) * 1000:.1f} ms"
-    return [Finding("site", "ok", answer), *_check_status(status)]
+    return [Finding("site", "ok", answer), *_check_status(status), *_check_replicas(lacking)]
+
+
+def _check_replicas(lacking: list[str]) -> Iterator[Finding]:
+    if lacking:
+        yield Finding(
+            "replicas", "warning",
+            f"{count(len(lacking), 'topic')} short of replicas, such as {lacking[0]}",
+            "They are made as soon as another site can take them: let one join, start one, or "
+            "`skerry site undrain` one.",
+        )  # fmt: skip
 
 
 def _check_status(status: SiteStatus) -> Iterator[Finding]:
@@ -253,6 +271,12 @@ def _check_status(status: SiteStatus) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield Finding("restarts", "ok", "the engine never died since the start")
+    for name, what in status.lost.items():
+        yield Finding(
+            "logs", "problem", f"{name} lost events on this site's disk: {what}",
+            "If the topic has replicas, it is brought back from one that has all; look with "
+            f"`skerry topic show {name}`. Else restore a backup. Check the disk.",
+        )  # fmt: skip
     if status.set_aside:
         yield Finding(
             "records", "warning",
@@ -261,6 +285,17 @@ def _check_status(status: SiteStatus) -> Iterator[Finding]:
             "The site's log says why. What was there before counts until something good is "
             "written; change or deploy anew what they are about.",
         )  # fmt: skip
+    if status.strays_kept:
+        log = strays_of(status.site)
+        yield Finding(
+            "strays", "warning",
+            f"{count(status.strays_kept, 'event')} for topics that do not exist, the last for "
+            f"{status.last_stray}",
+            f"Read them with `skerry read {log}`, and create the topic or correct the publisher; "
+            f"`skerry topic delete {log}` clears them.",
+        )  # fmt: skip
+    else:
+        yield Finding("strays", "ok", "no event was for a topic that does not exist")
 
 
 def check_log(file: Path) -> Iterator[Finding]:
@@ -281,6 +316,16 @@ def check_log(file: Path) -> Iterator[Finding]:
         for line in lines
         if re.search(r"\[(WRN|ERR|FTL)\]", line) and not any(text in line for text in HARMLESS)
     ]
+    refused = [REFUSED.search(line) for line in complaints]
+    complaints = [line for line, found in zip(complaints, refused, strict=True) if not found]
+    if subjects := [found[1] for found in refused if found]:
+        yield Finding(
+            "refused", "warning",
+            f"{count(len(subjects), 'event')} to where nobody may publish, the last to "
+            f"{subjects[-1]}",
+            "Clients without the SDK publish to p.<topic>, in MQTT p/<topic>; MQTT acknowledges "
+            "also what is refused. Who it was is in the engine's log.",
+        )  # fmt: skip
     if complaints:
         number = count(len(complaints), "warning")
         yield Finding(

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from skerry.cli.common import TIMEOUT, AsJson, Connect, Timeout, in_fabric, run
@@ -59,9 +58,10 @@ def init(
     from skerry.engine.binary import find_binary
     from skerry.engine.folder import Folder
     from skerry.fabric.join import begin
+    from skerry.site.options import site_of
 
     path = (data or default_data()).expanduser().absolute()
-    site = check_site(site or _site_of(path) or DEFAULT_SITE)
+    site = check_site(site or site_of(path) or DEFAULT_SITE)
     _check_name(name)
     folder = Folder.open(path, site, find_binary()[1])
     try:
@@ -124,17 +124,6 @@ def token(
             f"It is for one site, within {show_duration(seconds)}: "
             "`SKERRY_JOIN=… skerry up --site NAME`."
         )
-
-
-def _site_of(path: Path) -> str | None:
-    """The site whose data folder this is, where there is one; what is wrong with its file, the one
-    who opens the folder says."""
-    from skerry.engine.folder import SiteFile
-
-    try:
-        return msgspec.json.decode((path / "site.json").read_bytes(), type=SiteFile).site
-    except (OSError, ValueError):
-        return None
 
 
 def _check_name(name: str) -> None:

@@ -45,13 +45,11 @@ def check_token(token: str, data: Path, membership: Membership | None) -> None:
 
 
 def find_link_port(
-    site: str, tier: Tier, link: bool, port: int | None, membership: Membership | None
+    site: str, tier: Tier, port: int | None, membership: Membership | None
 ) -> tuple[int | None, str]:
     """The port to take links on, None for none; and what a person should be told of the choice."""
     if port is not None:
         return port, ""
-    if link:
-        return DEFAULT_LINK_PORT, ""
     if tier == "hub" and membership is not None and membership.coordination == site:
         # Other sites remember where this one takes links.
         port = membership.link_port or DEFAULT_LINK_PORT

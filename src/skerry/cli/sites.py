@@ -15,6 +15,7 @@ from skerry.model.quantities import show_duration, show_size
 SITES_EXAMPLE = "Example: skerry sites"
 LINKS_EXAMPLE = "Example: skerry links --json"
 DRAIN_EXAMPLE = "Example: skerry site drain farm"
+UNDRAIN_EXAMPLE = "Example: skerry site undrain farm"
 REMOVE_EXAMPLE = "Example: skerry site drain farm && skerry site remove farm"
 
 SiteName = Annotated[str, typer.Argument(metavar="NAME", help="A site of the fabric.")]
@@ -86,19 +87,44 @@ def drain(
 ) -> None:
     """Move every home and replica away from a site while clients go on.
 
-    The site takes no homes from then on. Needs the administrator's credentials, which the data
-    folder holds."""
+    The site takes no topics from then on. Topics keep the number of replicas that they should have;
+    if no other site can take one, it is made as soon as one can. Needs the administrator's
+    credentials, which the data folder holds."""
 
-    async def empty() -> list[str]:
+    async def empty() -> tuple[list[str], list[str]]:
         async with in_fabric(connect, timeout, "admin") as client:
-            return await client.drain_site(name)
+            moved = await client.drain_site(name)
+            return moved, [topic.name for topic in await client.topics() if topic.lacking]
 
-    moved = run(empty())
+    moved, lacking = run(empty())
     if as_json:
-        emit_document({"site": name, "moved": moved})
+        emit_document({"site": name, "moved": moved, "lacking_replicas": lacking})
         return
     emit(f"site {name} is drained: {count(len(moved), 'topic')} moved away")
-    emit(f"It stays in the fabric until `skerry site remove {name}`.")
+    if lacking:
+        some = f"{', '.join(lacking[:5])}{' …' if len(lacking) > 5 else ''}"
+        emit(f"Short of replicas, for no other site can take them: {some}")
+    emit(f"It stays in the fabric until `skerry site remove {name}`, or takes topics again after")
+    emit(f"`skerry site undrain {name}`.")
+
+
+def undrain(
+    name: SiteName, connect: Connect = None, timeout: Timeout = TIMEOUT, as_json: AsJson = False
+) -> None:
+    """Let a site that was drained take topics again.
+
+    Replicas that topics lack are made; homes stay where they are. Needs the administrator's
+    credentials, which the data folder holds."""
+
+    async def take_back() -> None:
+        async with in_fabric(connect, timeout, "admin") as client:
+            await client.undrain_site(name)
+
+    run(take_back())
+    if as_json:
+        emit_document({"site": name})
+    else:
+        emit(f"site {name} takes topics again")
 
 
 def remove(

@@ -44,6 +44,9 @@ def _facts(status: SiteStatus) -> list[tuple[str, str]]:
         ("stored", show_size(status.stored_bytes)),
         ("memory", show_size(status.memory_bytes)),
     ]
+    if status.strays_kept:
+        text = f"{status.strays_kept:,} kept of {status.strays:,}, the last for {status.last_stray}"
+        pairs.append(("strays", text))
     if status.mqtt_port is not None:
         pairs.append(("mqtt", f"port {status.mqtt_port}"))
     if status.websocket_port is not None:

@@ -174,7 +174,7 @@ def create(
 def list_topics(
     everything: Annotated[
         bool,
-        typer.Option("--all", "-a", metavar="", help="Also those that Skerry keeps for functions."),
+        typer.Option("--all", "-a", metavar="", help="Also those that Skerry keeps for itself."),
     ] = False,
     connect: Connect = None,
     timeout: Timeout = TIMEOUT,
@@ -199,7 +199,7 @@ def list_topics(
         ">EVENTS", ">SIZE", ">FIRST", ">LATEST", ">SUBSCRIPTIONS", "KEEPS",
     )  # fmt: skip
     for topic in topics:
-        place = (topic.home, str(topic.epoch), ", ".join(topic.replicas) or "-")
+        place = (topic.home, str(topic.epoch), _replicas(topic) or "-")
         state = dict(_state(topic)).values()
         table.add_row(topic.name, *(place if somewhere else ()), *state, keeps(topic.settings))
     draw(table)
@@ -367,6 +367,14 @@ def _state(topic: Topic) -> list[tuple[str, str]]:
     return [(name, value if known else "?") for name, value in pairs]
 
 
+def _replicas(topic: Topic) -> str:
+    """Where they are, and how many there should be if that is more; empty: there are none."""
+    where = ", ".join(topic.replicas)
+    if not topic.lacking:
+        return where
+    return f"{where or 'none'} ({len(topic.replicas)} of {topic.settings.replicas})"
+
+
 def _place(topic: Topic) -> list[tuple[str, str]]:
     """Where the topic is, for a fabric."""
     settings = topic.settings
@@ -376,7 +384,7 @@ def _place(topic: Topic) -> list[tuple[str, str]]:
     return [
         ("home", topic.home + preferred),
         ("epoch", str(topic.epoch)),
-        ("replicas", ", ".join(topic.replicas) or "none"),
+        ("replicas", _replicas(topic) or "none"),
         ("spread", settings.spread),
         ("acknowledged", f"at {settings.ack}"),
         ("on partition", settings.on_partition),

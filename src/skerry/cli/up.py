@@ -6,9 +6,11 @@ import asyncio
 import shlex
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
+import msgspec
 import typer
+from msgspec import UNSET, UnsetType
 
 from skerry.cli.common import run
 from skerry.cli.face import Face, make_face
@@ -28,6 +30,7 @@ from skerry.model.topic import Durability
 
 if TYPE_CHECKING:
     from skerry.site import Site
+    from skerry.site.options import Options
 
 EXAMPLE = """Examples:
   skerry up
@@ -43,8 +46,13 @@ _FABRIC = "Fabric"
 
 def up(
     site: Annotated[
-        str, typer.Option(metavar="NAME", help="The site's name; it cannot change later.")
-    ] = "local",
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The site's name; it cannot change later.",
+            show_default="the folder's, or local",
+        ),
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -54,24 +62,28 @@ def up(
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Listen here.", rich_help_panel=_LISTEN)
-    ] = "127.0.0.1",
-    port: Annotated[
-        int,
+        str | None,
         typer.Option(
-            metavar="PORT", help="For NATS clients and the SDK; 0: a free one.",
+            metavar="ADDRESS", help="Listen here.", show_default="127.0.0.1",
             rich_help_panel=_LISTEN,
         ),
-    ] = DEFAULT_PORT,
-    mqtt: Annotated[
-        bool,
+    ] = None,
+    port: Annotated[
+        int | None,
         typer.Option(
-            "--mqtt",
+            metavar="PORT", help="For NATS clients and the SDK; 0: a free one.",
+            show_default=str(DEFAULT_PORT), rich_help_panel=_LISTEN,
+        ),
+    ] = None,
+    mqtt: Annotated[
+        bool | None,
+        typer.Option(
+            "--mqtt/--no-mqtt",
             metavar="",
             help=f"Take MQTT 3.1.1, on port {DEFAULT_MQTT_PORT}.",
             rich_help_panel=_LISTEN,
         ),
-    ] = False,
+    ] = None,
     mqtt_port: Annotated[
         int | None,
         typer.Option(
@@ -79,14 +91,14 @@ def up(
         ),
     ] = None,
     websocket: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--websocket",
+            "--websocket/--no-websocket",
             metavar="",
             help=f"Take NATS over WebSocket, on port {DEFAULT_WEBSOCKET_PORT}.",
             rich_help_panel=_LISTEN,
         ),
-    ] = False,
+    ] = None,
     websocket_port: Annotated[
         int | None,
         typer.Option(
@@ -103,13 +115,13 @@ def up(
         ),
     ] = None,
     plain: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--plain", metavar="",
+            "--plain/--no-plain", metavar="",
             help="Deliver to plain NATS clients on t.<topic> too; MQTT and WebSocket imply it.",
             rich_help_panel=_LISTEN,
         ),
-    ] = False,
+    ] = None,
     tls_cert: Annotated[
         Path | None,
         typer.Option(
@@ -122,20 +134,20 @@ def up(
         typer.Option(metavar="FILE", help="Its private key (PEM).", rich_help_panel=_LISTEN),
     ] = None,
     insecure: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--insecure", metavar="", help="Listen beyond this machine without TLS all the same.",
-            rich_help_panel=_LISTEN,
+            "--insecure/--no-insecure", metavar="",
+            help="Listen beyond this machine without TLS all the same.", rich_help_panel=_LISTEN,
         ),
-    ] = False,
+    ] = None,
     durability: Annotated[
-        Durability,
+        Durability | None,
         typer.Option(
             help="What an acknowledged event survives. process: kill -9; the disk is flushed every "
             "two minutes. power: also a power cut; flushed before each acknowledgement, so slower.",
-            rich_help_panel=_KEEP,
+            show_default="process", rich_help_panel=_KEEP,
         ),
-    ] = "process",
+    ] = None,
     max_store: Annotated[
         str | None,
         typer.Option(
@@ -144,11 +156,12 @@ def up(
         ),
     ] = None,
     max_event_bytes: Annotated[
-        str,
+        str | None,
         typer.Option(
-            metavar="SIZE", help="The largest event that any topic takes.", rich_help_panel=_KEEP
+            metavar="SIZE", help="The largest event that any topic takes.", show_default="8MiB",
+            rich_help_panel=_KEEP,
         ),
-    ] = "8MiB",
+    ] = None,
     engine: Annotated[
         str | None,
         typer.Option(
@@ -175,19 +188,20 @@ def up(
         ),
     ] = None,
     tier: Annotated[
-        Tier,
+        Tier | None,
         typer.Option(
             help="hub: well connected, takes links. edge: may be cut off, and may only dial out.",
-            rich_help_panel=_FABRIC,
+            show_default="edge", rich_help_panel=_FABRIC,
         ),
-    ] = "edge",
+    ] = None,
     link: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--link", metavar="", help=f"Take links of other sites, on port {DEFAULT_LINK_PORT}.",
+            "--link/--no-link", metavar="",
+            help=f"Take links of other sites, on port {DEFAULT_LINK_PORT}.",
             rich_help_panel=_FABRIC,
         ),
-    ] = False,
+    ] = None,
     link_port: Annotated[
         int | None,
         typer.Option(
@@ -198,62 +212,96 @@ def up(
         ),
     ] = None,
     silence: Annotated[
-        float,
+        float | None,
         typer.Option(
             metavar="SECONDS",
             help="Take another site for lost after so long without a sign of life: longer where "
             "links are slow or stall, shorter where publishers cannot wait. Give all sites of the "
             "fabric the same. A site that closes its links is noticed at once.",
-            rich_help_panel=_FABRIC,
+            show_default=f"{DEFAULT_SILENCE:g}", rich_help_panel=_FABRIC,
         ),
-    ] = DEFAULT_SILENCE,
+    ] = None,
 ) -> None:  # fmt: skip
-    """Run a site here until Ctrl-C: its engine, its topics, its services."""
+    """Run a site here until Ctrl-C: its engine, its topics, its services.
+
+    What is given is remembered in the data folder, so that the next start needs --data only; none
+    takes back a name, a limit or a file, and --no-mqtt and its like a listener."""
     from skerry.cli.joining import check_links, check_token, find_link_port, find_token
     from skerry.fabric.join import Membership
+    from skerry.site.options import FILE, Options, remembered, site_of
 
     folder = (data or default_data()).expanduser().absolute()
+    given = Options(
+        host=_or_unset(host),
+        port=_or_unset(port),
+        mqtt_port=_listener(mqtt, mqtt_port, DEFAULT_MQTT_PORT),
+        websocket_port=_listener(websocket, websocket_port, DEFAULT_WEBSOCKET_PORT),
+        advertise=_or_none(advertise),
+        plain=_or_unset(plain),
+        durability=_or_unset(durability),
+        max_store=parse_size(size) if isinstance(size := _or_none(max_store), str) else size,
+        max_event_bytes=UNSET if max_event_bytes is None else parse_size(max_event_bytes),
+        tls_cert=_or_none(tls_cert),
+        tls_key=_or_none(tls_key),
+        insecure=_or_unset(insecure),
+        tier=_or_unset(tier),
+        link_port=_listener(link, link_port, DEFAULT_LINK_PORT),
+        silence=_or_unset(silence),
+        engine=_or_none(engine),
+    )
+    before = remembered(folder)
+    options = given.over(before)
+    settings = options.settings(site or site_of(folder) or "local", folder)
+    if kept := sorted(before.given().keys() - given.given().keys()):
+        note(f"as it was started before: {', '.join(kept)} (see {folder / FILE})")
     token = find_token(join, join_file)
     membership = Membership.load(folder)
     if token is not None:
         check_token(token, folder, membership)
-    links_at, why = find_link_port(site, tier, link, link_port, membership)
+    links_at, why = find_link_port(settings.site, settings.tier, settings.link_port, membership)
     check_links(links_at, token, membership)
     if why:
         note(why)
-    settings = SiteSettings(
-        site=site,
-        data=folder,
-        host=host,
-        port=port,
-        mqtt_port=DEFAULT_MQTT_PORT if mqtt and mqtt_port is None else mqtt_port,
-        websocket_port=(
-            DEFAULT_WEBSOCKET_PORT if websocket and websocket_port is None else websocket_port
-        ),
-        advertise=advertise,
-        plain=plain,
-        durability=durability,
-        max_store=None if max_store is None else parse_size(max_store),
-        max_event_bytes=parse_size(max_event_bytes),
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        insecure=insecure,
-        tier=tier,
-        link_port=links_at,
-        silence=silence,
-    ).check()
+    settings = msgspec.structs.replace(settings, link_port=links_at)
     with make_face() as face:
-        run(_serve(settings, engine, token, face))
+        run(_serve(settings, options, token, face))
 
 
-async def _serve(settings: SiteSettings, engine: str | None, join: str | None, face: Face) -> None:
+T = TypeVar("T")
+
+
+def _or_unset(value: T | None) -> T | UnsetType:
+    return UNSET if value is None else value
+
+
+def _or_none(value: str | Path | None) -> str | UnsetType | None:
+    """What was given; `none` takes back what was given before. Files are found from anywhere."""
+    if value is None:
+        return UNSET
+    if str(value) == "none":
+        return None
+    return str(value.expanduser().absolute()) if isinstance(value, Path) else value
+
+
+def _listener(wanted: bool | None, port: int | None, usual: int) -> int | UnsetType | None:
+    """The port that two options ask for together."""
+    if wanted is False:
+        return None
+    if port is not None:
+        return port
+    return usual if wanted else UNSET
+
+
+async def _serve(settings: SiteSettings, options: Options, join: str | None, face: Face) -> None:
     """Run the site until a signal asks to stop; then stop it in order."""
     from skerry.site import Site
+    from skerry.site.options import remember
 
     stop = _Stop(face)
     face.starting(settings.site)
     try:
-        async with Site(settings, engine, join) as site:
+        async with Site(settings, options.engine or None, join) as site:
+            remember(settings.data, options)
             face.ready(site, _next_step(site))
             await face.watch(site)
     except asyncio.CancelledError:

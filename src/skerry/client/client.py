@@ -579,6 +579,10 @@ class Client(FunctionCalls, PlacementCalls):
         data = await self._ask("admin.site.drain", SiteName(site), timeout=MOVE_TIME)
         return msgspec.json.decode(data, type=list[str])
 
+    async def undrain_site(self, site: str) -> None:
+        """Let a site that was drained have topics again; needs the administrator's credentials."""
+        await self._ask("admin.site.undrain", SiteName(site))
+
     async def remove_site(self, site: str) -> None:
         """Strike a site from the fabric: its links are closed and its keys refused; needs the
         administrator's credentials."""

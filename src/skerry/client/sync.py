@@ -351,6 +351,10 @@ class SyncClient(SyncFunctionCalls, SyncPlacementCalls):
         """Move every home and replica away from a site; needs the administrator's credentials."""
         return self._loop.run(self._client.drain_site(site))
 
+    def undrain_site(self, site: str) -> None:
+        """Let a site that was drained have topics again; needs the administrator's credentials."""
+        self._loop.run(self._client.undrain_site(site))
+
     def remove_site(self, site: str) -> None:
         """Strike a site from the fabric; needs the administrator's credentials."""
         self._loop.run(self._client.remove_site(site))

@@ -11,10 +11,10 @@ on `q.out.*`, and listens to feeds on `f.>`; nothing else.
 A site of a fabric has more of them: `system` operates the engine, `join` may ask to join, and each
 link that comes in has a key pair of its own with the rights of that one peer.
 
-Outside a fabric a plain publish is mapped by the engine from `p.<topic>` to the topic's write
-subject, so it costs no second copy (docs/adr/0003-plain-publish.md). The engine checks rights after
-the mapping, which is why `plain` is allowed the mapped subject. In a fabric it goes to the site's
-outbox, wherever the topic's home is (docs/adr/0004-fabric.md).
+Outside a fabric a plain publish is mapped by the engine from `p.<topic>` to a write subject that
+the topic takes too, so it costs no second copy (docs/adr/0003-plain-publish.md). The engine checks
+rights after the mapping, which is why `plain` is allowed the mapped subject. In a fabric it goes to
+the site's outbox, wherever the topic's home is (docs/adr/0004-fabric.md).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import msgspec
 from skerry.config import SiteSettings
 from skerry.engine.address import Address, host_port, write_secret
 from skerry.engine.folder import Folder, unwritable
-from skerry.model.names import INBOX, OWN, inbox_of
+from skerry.model.names import INBOX, OWN, inbox_of, plain_subject
 
 USERS = ("admin", "sdk", "plain", "functions")
 FABRIC_USERS = ("system", "join")
@@ -252,7 +252,7 @@ def _write(
         "accounts": {
             ACCOUNT: {
                 "jetstream": "enabled",
-                "mappings": {"p.>": f"s.{settings.site}.0.>"},
+                "mappings": {"p.>": plain_subject(settings.site, ">")},
                 "users": [users[user] for user in USERS],
             }
         },

@@ -3,6 +3,7 @@
     <data>/
       lock            held while a site runs; names its processes
       site.json       format, site name, who wrote it
+      settings.json   what `skerry up` was told, 0600
       credentials/    one connection file a user, 0600
       engine.json     the engine's configuration, 0600
       engine.log      the engine's own log, turned over at 10 MB
@@ -60,6 +61,7 @@ class Folder:
         self.site = site
         self.lock = lock
         """The locked descriptor, to be inherited by the engine."""
+        self._is_new = False
 
     @classmethod
     def open(cls, path: Path, site: str, engine: Version) -> Folder:
@@ -78,6 +80,13 @@ class Folder:
             os.close(lock)
             raise
         return folder
+
+    def forget(self) -> None:
+        """The first start failed: let the folder be another site's, unless it holds something of
+        this one already, a topic or a place in a fabric."""
+        holds = [*self.path.glob("jetstream/*/streams/*"), *self.path.glob("fabric.json")]
+        if self._is_new and not holds:
+            (self.path / "site.json").unlink(missing_ok=True)
 
     def close(self) -> None:
         """Give the folder back."""
@@ -121,6 +130,7 @@ class Folder:
                     f"{self.path} holds topics, and its site.json is missing",
                     "Restore site.json from a backup, or move the folder away.",
                 )
+            self._is_new = True
             now = datetime.now(UTC)
             self._write(
                 SiteFile(format=FORMAT, site=self.site, created=now, engine=show_version(engine))

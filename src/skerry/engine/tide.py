@@ -1,10 +1,11 @@
 """How far logs were: remembered, to notice at the next start what a disk has lost.
 
-The engine does not tell. A flipped bit ends a log there once the engine has crashed, and the indexes
-behind it are given again; a file that was cut leaves a hole in the log; neither is named in the
-engine's own log (tried). So the agent writes down every few seconds where each log ends and how many
-events are missing inside. A log that ends earlier, or that has more holes and no more events, lost
-them while nobody looked.
+The engine does not tell. A flipped bit ends a log there once the engine has crashed, and the
+indexes behind it are given again; a file that was cut leaves a hole in the log; neither is named in
+the engine's own log (tried). So the agent writes down every few seconds where each log ends and how
+many events are missing inside. A log that ends earlier, or that has more holes and no more events,
+lost them while nobody looked. A single event that cannot be read any more leaves no trace in these
+numbers.
 
 A power cut takes what was not flushed yet, and perhaps the newest line here as well. So the file
 also says in which boot of the machine it was written, and whether the site was stopped in order.
@@ -12,22 +13,34 @@ also says in which boot of the machine it was written, and whether the site was 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from skerry.engine.jetstream import JetStream
+from skerry.engine.link import Down
+from skerry.engine.process import Engine
+from skerry.errors import SkerryError
 from skerry.model.names import topic_of_stream
 
 log = logging.getLogger("skerry.engine")
+
+PERIOD = 5.0
+"""Seconds between two notes; longer where there are so many logs that it would be work."""
+LAST_LOOK = 1.0
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class _Mark(msgspec.Struct, frozen=True, array_like=True):
+    created: str
+    """When the stream was made: one of the same name may have taken its place."""
     last: int
     holes: int
     """Events that are missing between the first and the last."""
@@ -44,6 +57,8 @@ class Tide:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "tide.json"
+        self.lost: dict[str, str] = {}
+        """The topics whose logs lost events, and what is known of it."""
         self._boot = ""
         with contextlib.suppress(OSError):
             self._boot = _BOOT.read_text().strip()
@@ -57,13 +72,19 @@ class Tide:
         known = self._known
         return bool(known.boot) and known.boot != self._boot and not known.clean
 
-    def lost(self, streams: Iterable[dict[str, Any]]) -> dict[str, str]:
-        """The topics among the engine's streams whose logs lost events, and what is known of it."""
+    def look(self, streams: Iterable[dict[str, Any]]) -> None:
+        """An engine was started: have its logs what they had? What they lack is in `lost`."""
+        for name, what in self._compared(streams).items():
+            if self.lost.get(name) != what:
+                log.error("%s lost events: %s", name, what)
+            self.lost[name] = what
+
+    def _compared(self, streams: Iterable[dict[str, Any]]) -> dict[str, str]:
         found: dict[str, str] = {}
         for stream, now in _marks(streams).items():
             then = self._known.logs.get(stream)
             name = topic_of_stream(stream)
-            if then is None or name is None:
+            if then is None or name is None or then.created != now.created:
                 continue
             if now.last < then.last:
                 found[name] = f"its log ends at index {now.last}, and had {then.last}"
@@ -76,6 +97,26 @@ class Tide:
         marks = _marks(streams)
         if marks != self._known.logs or self._known.clean or self._known.boot != self._boot:
             self._write(_File(self._boot, False, marks))
+
+    async def watch(self, engine: Engine, jetstream: JetStream) -> None:
+        """Write down how far logs are, every now and then. Runs for ever."""
+        restarts, wait = engine.restarts, PERIOD
+        while True:
+            await asyncio.sleep(wait)
+            began = time.monotonic()
+            with contextlib.suppress(SkerryError, Down):
+                streams = await jetstream.streams()
+                if engine.restarts != restarts:
+                    restarts = engine.restarts
+                    self.look(streams)
+                self.note(streams)
+            wait = max(PERIOD, 100 * (time.monotonic() - began))
+
+    async def note_last(self, jetstream: JetStream) -> None:
+        """The same once more, before the engine is stopped; not if that takes long."""
+        with contextlib.suppress(SkerryError, Down, TimeoutError):
+            async with asyncio.timeout(LAST_LOOK):
+                self.note(await jetstream.streams())
 
     def close(self) -> None:
         """The engine was stopped in order: all that it had is on disk."""
@@ -95,7 +136,7 @@ class Tide:
 def _marks(streams: Iterable[dict[str, Any]]) -> dict[str, _Mark]:
     return {
         info["config"]["name"]: _Mark(
-            info["state"]["last_seq"], info["state"].get("num_deleted", 0)
+            info["created"], info["state"]["last_seq"], info["state"].get("num_deleted", 0)
         )
         for info in streams
     }

@@ -22,6 +22,7 @@ from skerry.engine.handshake import handshake
 from skerry.engine.jetstream import JetStream
 from skerry.engine.link import Down
 from skerry.engine.system import System
+from skerry.engine.tide import Tide
 from skerry.engine.wire import Connection, Listener
 from skerry.errors import Conflict, SkerryError, Unavailable
 from skerry.fabric.admission import Admission
@@ -109,6 +110,7 @@ class Fabric(Listener):
         if self.leads:
             self.leader = Leader(self.site, self.store, self.links, self.ask)
         self.admission = Admission(membership, folder, self.store, self.links)
+        self._tide: Tide | None = None
         self.on_link_up: list[Callable[[str], None]] = []
         """Called with the peer's name when a link is up."""
         self._control: Control | None = None
@@ -121,6 +123,13 @@ class Fabric(Listener):
         self._tasks = Tasks("the fabric's work")
         self.is_open = False
         """Whether this site has settled with the directory and lets clients write."""
+
+    def heed(self, tide: Tide, is_flushed: bool) -> None:
+        """Have homes know what the disk lost, or may have lost because it is not flushed."""
+        self._tide = tide
+        openings = self.copies.openings
+        openings.lost = tide.lost
+        openings.is_trusted = is_flushed or not tide.is_over_power_cut
 
     async def wake(self) -> None:
         """Have the engine open its logs; only now, because what opens asks us at once."""
@@ -296,7 +305,10 @@ class Fabric(Listener):
             self._again = False
             try:
                 await self.links.wake()
-                self.copies.load(await self._jetstream.streams())
+                streams = await self._jetstream.streams()
+                if self._tide is not None:
+                    self._tide.look(streams)
+                self.copies.load(streams)
                 if not await self._settle(self._contact_again()):
                     self._again = self.store.origin in self.links.up
             except (SkerryError, Down) as error:

@@ -28,7 +28,13 @@ from skerry.errors import (
 from skerry.fabric.links import Links
 from skerry.fabric.losses import Losses, Lost
 from skerry.fabric.moves import SETTLE_TIME, Ask, Moves
-from skerry.fabric.placement import choose_members, members_after, members_without, named_sites
+from skerry.fabric.placement import (
+    choose_members,
+    members_after,
+    members_filled,
+    members_without,
+    named_sites,
+)
 from skerry.fabric.tasks import Tasks
 from skerry.log.topics import unknown_topic
 from skerry.model.control import CreateRequest, MoveRequest
@@ -53,6 +59,9 @@ SEAL_TIME = 1.0
 """Seconds to wait for members' answers in an election; those whose link is down are not asked."""
 ARRIVAL = 2.0
 """Seconds that a new topic waits for sites that are known and not heard yet, beside the way."""
+FILL = 5.0
+"""Seconds between looks for topics that lack replicas, of which there is one when a site can take
+topics that could not. A look at 10 000 topics takes 0.1 s."""
 RETRY = 0.3
 """Seconds before a lost home that could not be replaced is tried again."""
 
@@ -86,6 +95,9 @@ class Leader:
         self._sealed: set[str] = set()
         """Topics whose members were asked to seal, and that have no new epoch yet."""
         self._failing: dict[str, asyncio.Task[None]] = {}
+        self._offered: set[str] = set()
+        """Sites that were offered to topics which lack replicas, and can still take some."""
+        self._filled = 0.0
         self._tasks = Tasks("the leader's work")
 
     async def close(self) -> None:
@@ -187,9 +199,13 @@ class Leader:
     def _choose_members(self, home: str, settings: TopicSettings) -> tuple[str, ...]:
         for site in named_sites(settings) or ():
             self._check_site(site)
+        return choose_members(home, settings, self._free(), self._site, self._rtt())
+
+    def _rtt(self) -> dict[str, dict[str, float]]:
+        """How far apart sites are, as each measured it."""
         rtt = {name: presence.rtt for name, presence in self._store.all("up.", Presence).items()}
         rtt[self._site] = self._links.rtt
-        return choose_members(home, settings, self._free(), self._site, rtt)
+        return rtt
 
     def _free(self) -> list[str]:
         """The sites that may be given a topic now."""
@@ -238,8 +254,9 @@ class Leader:
 
     # Moves
 
-    async def move(self, request: MoveRequest) -> TopicEntry:
-        """Move a topic's home, or change its members: the new home is ready before the cut."""
+    async def move(self, request: MoveRequest, *, asked: bool = True) -> TopicEntry:
+        """Move a topic's home, or change its members: the new home is ready before the cut. If
+        somebody asked for these members, the topic is to have as many replicas from now on."""
         lock = self._moving.setdefault(request.name, asyncio.Lock())
         async with lock:
             entry = self._entry(request.name)
@@ -272,7 +289,10 @@ class Leader:
                     "It is replaced by itself if the topic has replicas.",
                 )
             try:
-                fresh = await self._moves.move(entry, members)
+                settings = None
+                if asked and request.members is not None:
+                    settings = msgspec.structs.replace(entry.settings, replicas=len(members) - 1)
+                fresh = await self._moves.move(entry, members, settings)
                 await self._settle_at(fresh.home, fresh)
             except (SkerryError, Down) as error:
                 what = error.what if isinstance(error, SkerryError) else "the engine is away"
@@ -297,6 +317,11 @@ class Leader:
         self._act(before)
         for site in self.dead - self._links.up:
             self.fail_over(site)
+        free = set(self._free())
+        self._offered &= free
+        if free != self._offered and now - self._filled > FILL:
+            self._offered, self._filled = free, now
+            self._tasks.spawn(self._fill(sorted(free)))
 
     def _act(self, before: set[str]) -> None:
         for site in before - self.dead:
@@ -424,10 +449,33 @@ class Leader:
                 members = members_without(entry.members, site, self._free())
                 if members is None:
                     raise MoveFailed(f"no other site can take {entry.name}")
-                await self.move(MoveRequest(entry.name, members[0], list(members)))
+                request = MoveRequest(entry.name, members[0], list(members))
+                await self.move(request, asked=False)
                 return entry.name
 
         return sorted(await asyncio.gather(*(leave(entry) for entry in todo)))
+
+    async def undrain(self, site: str) -> None:
+        """Let a site that was drained have topics again."""
+        record = self._check_site(site)
+        if record.draining:
+            await self._store.put(site_key(site), msgspec.structs.replace(record, draining=False))
+
+    async def _fill(self, free: list[str]) -> None:
+        """Give topics the replicas that they lack, as far as these sites can take them."""
+        for entry in self.entries().values():
+            if len(entry.replicas) >= entry.settings.replicas or not self.is_there(entry.home):
+                continue
+            members = members_filled(entry.members, entry.settings, free, self._site, self._rtt())
+            if members == entry.members:
+                continue
+            try:
+                request = MoveRequest(entry.name, entry.home, list(members), entry.epoch)
+                await self.move(request, asked=False)
+                log.warning("%s has replicas at %s again", entry.name, ", ".join(members[1:]))
+            except SkerryError as error:
+                log.warning("%s still lacks replicas: %s", entry.name, error.what)
+                self._offered.clear()
 
     async def remove(self, site: str) -> None:
         """Strike a site from the fabric: its keys are refused from now on."""

@@ -19,6 +19,7 @@ from skerry.fabric.tasks import Tasks
 from skerry.model.fabric import TopicEntry, topic_key
 from skerry.model.names import TopicText
 from skerry.model.promotion import State, may_cut_over, next_epoch
+from skerry.model.topic import TopicSettings
 
 FREEZE = 5.0
 """Seconds that a home stays shut for a move before it opens again by itself."""
@@ -50,10 +51,12 @@ class Moves:
         """Stop; a home that is shut opens again by itself."""
         await self._tasks.close()
 
-    async def move(self, entry: TopicEntry, members: tuple[str, ...]) -> TopicEntry:
-        """Give the topic these members, the home first; return its new entry, which is written and
-        which its sites have yet to be told. If that fails, everything is as before, and the home
-        opens again."""
+    async def move(
+        self, entry: TopicEntry, members: tuple[str, ...], settings: TopicSettings | None = None
+    ) -> TopicEntry:
+        """Give the topic these members, the home first, and these settings, if they are to be
+        others; return its new entry, which is written and which its sites have yet to be told. If
+        that fails, everything is as before, and the home opens again."""
         await self._precopy(entry, members)
         frozen = False
         try:
@@ -67,8 +70,8 @@ class Moves:
             if current != entry:
                 raise Conflict(f"{entry.name} was changed meanwhile")
             fresh = next_epoch(entry, members, last, young)
-            settings = msgspec.structs.replace(entry.settings, replicas=len(members) - 1)
-            fresh = msgspec.structs.replace(fresh, settings=settings)
+            if settings is not None:
+                fresh = msgspec.structs.replace(fresh, settings=settings)
             await self._store.put(topic_key(entry.name), fresh)
         except BaseException:
             if frozen:  # it opens again by itself; sooner is better

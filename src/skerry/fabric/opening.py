@@ -3,9 +3,9 @@
 Theory of operation. What a home acknowledged at level `quorum` another member holds as well. A home
 that lost the end of its log (a flipped bit, a power cut, a folder from an old backup) and went on
 would give indexes a second time, and its members would confirm them by what they had there before.
-So after every start of its engine a home is shut, asks its members how far they are, and opens again
-in the same epoch (`promotion.may_open`). Members that do not answer in time are not waited for,
-unless something speaks against this log: then a read quorum of the others must answer.
+So after every start of its engine a home is shut, asks its members how far they are, and opens
+again in the same epoch (`promotion.may_open`). Members that do not answer in time are not waited
+for, unless something speaks against this log: then a read quorum of the others must answer.
 
 A log that was cut short, or has holes, does not open: the leader is asked for another epoch, whose
 home is a member that has all. The log here is copied anew from that one.

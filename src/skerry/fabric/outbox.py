@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -26,7 +27,7 @@ from skerry.fabric.peers import Peers
 from skerry.fabric.streams import OUTBOX, source_config
 from skerry.fabric.tasks import Tasks
 from skerry.model.fabric import TopicEntry
-from skerry.model.names import SiteText, TopicText, is_within, outbox_subject
+from skerry.model.names import SiteText, TopicText, is_own, is_within, outbox_subject
 from skerry.model.promotion import State, write_quorum
 
 log = logging.getLogger("skerry.fabric")
@@ -38,6 +39,8 @@ SOURCE_LIFE = 60.0
 """Seconds that a home goes on reading an outbox that has nothing for it."""
 ASK_TIME = 1.0
 """Seconds that a member may take to tell how far it is; the home that asks it takes longer."""
+UNKNOWN = 10.0
+"""Seconds that events wait for a topic that is not known here."""
 TIDY = 1.0
 """Seconds between removals of what has arrived."""
 
@@ -73,6 +76,9 @@ class Outbox:
         self._forwards: dict[tuple[str, str], float] = {}
         """Outboxes that this hub takes into its own: topic and site, and until when."""
         self._unknown: dict[str, float] = {}
+        self.on_stray: Callable[[str, str], Awaitable[None]] | None = None
+        """Takes what is here for a topic that does not exist: its name and the subject."""
+        self._aside: asyncio.Task[None] | None = None
         self.seen: dict[str, float] = {}
         """Topics, and when the outbox last held events of them: who publishes through it is no
         client that tells."""
@@ -150,20 +156,30 @@ class Outbox:
                 continue
             entry = self._copies.owner(topic)
             if entry is None:
-                await self._drop_unknown(topic, subject)
+                self._set_aside(topic, subject)
             else:
                 found[entry.name] = entry
         return found
 
-    async def _drop_unknown(self, topic: str, subject: str) -> None:
+    def _set_aside(self, topic: str, subject: str) -> None:
         """Events of a topic that does not exist cannot go anywhere. It may be one that is just
-        being made, so they wait a little."""
+        being made, so they wait a little; then others keep them, one topic after the other."""
         now = self._connection.now()
         since = self._unknown.setdefault(topic, now)
-        if now - since > 10.0:
-            log.warning("events for %s were dropped: there is no such topic", topic)
-            await self._jetstream.call(f"STREAM.PURGE.{OUTBOX}", {"filter": subject})
+        is_busy = self._aside is not None and not self._aside.done()
+        if now - since > UNKNOWN and not is_busy:
+            self._aside = self._tasks.spawn(self._give_away(topic, subject))
+
+    async def _give_away(self, topic: str, subject: str) -> None:
+        try:
+            if self.on_stray is not None and not is_own(topic):
+                await self.on_stray(topic, subject)
+            else:
+                await self._jetstream.call(f"STREAM.PURGE.{OUTBOX}", {"filter": subject})
             self._unknown.pop(topic, None)
+        except (SkerryError, Down) as error:
+            log.debug("events for %s, which does not exist, wait: %s", topic, error)
+            self._unknown[topic] = self._connection.now()
 
     async def _ask_home(self, entry: TopicEntry, now: float) -> None:
         home, epoch, when = self._asked.get(entry.name, ("", 0, 0.0))

@@ -50,8 +50,26 @@ def choose_members(
             f"{count} replicas need {count + 1} sites that are up; there are {len(left) + 1}",
             "Let more sites join, or ask for fewer replicas.",
         )
-    pick = max if settings.spread == "distributed" else min
-    chosen = [home]
+    return _with_more((home,), count, settings, left, hub, rtt)
+
+
+def members_filled(
+    members: Sequence[str], settings: TopicSettings, free: Collection[str], hub: str, rtt: Rtt
+) -> tuple[str, ...]:
+    """The members, and the replicas that the topic lacks, as many as can be had now: out of `free`,
+    and of the sites that it names if it does."""
+    named = named_sites(settings)
+    left = [site for site in sorted(free) if site not in members and (not named or site in named)]
+    lacking = max(0, settings.replicas + 1 - len(members))
+    return _with_more(members, min(lacking, len(left)), settings, left, hub, rtt)
+
+
+def _with_more(
+    members: Sequence[str], count: int, settings: TopicSettings, left: list[str], hub: str, rtt: Rtt
+) -> tuple[str, ...]:
+    """The members and `count` of those `left`, chosen one after the other."""
+    pick = min if settings.spread == "colocated" else max
+    chosen, left = list(members), list(left)
     for _ in range(count):
         far = {site: min(distance(site, one, hub, rtt) for one in chosen) for site in left}
         best = pick(left, key=lambda site: far[site])

@@ -105,6 +105,7 @@ class Services:
         serve("admin.topic.move", MoveRequest, self._move)
         serve("admin.fabric.token", TokenRequest, self._led("token", str))
         serve("admin.site.drain", SiteName, self._led("site.drain", list[str]))
+        serve("admin.site.undrain", SiteName, self._led("site.undrain", NoneType))
         serve("admin.site.remove", SiteName, self._led("site.remove", NoneType))
 
     def _for_peers(self, control: Control) -> None:
@@ -140,6 +141,7 @@ class Services:
         serve("peer.lead.topic.list", None, self._all_topics)
         serve("peer.lead.sites", None, self._all_sites)
         serve("peer.lead.site.drain", SiteName, lambda r: leader.drain(r.site))
+        serve("peer.lead.site.undrain", SiteName, lambda r: leader.undrain(r.site))
         serve("peer.lead.site.remove", SiteName, lambda r: leader.remove(r.site))
         serve("peer.lead.token", TokenRequest, self._part.admission.token)
 

@@ -12,7 +12,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from skerry.errors import FunctionBroken
+from skerry.errors import FunctionBroken, get_extra
 from skerry.functions.context import Context
 from skerry.functions.frames import Setup, Task
 from skerry.functions.handler import Handler
@@ -21,9 +21,7 @@ try:
     import wasmtime
     from wasmtime import Func, Memory, Store, ValType
 except ImportError as error:
-    raise FunctionBroken(
-        "this site cannot run WebAssembly", "Install it there: pip install 'skerry[wasm]'."
-    ) from error
+    raise FunctionBroken("this site cannot run WebAssembly", get_extra("wasm")) from error
 
 FUEL = 1_000_000_000
 """Units that one event may use, about one an instruction: a second or so."""

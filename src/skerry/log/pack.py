@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 
-from skerry.errors import BadSetting, EventTooLarge, PublishFailed
+from skerry.errors import BadSetting, EventTooLarge, PublishFailed, get_extra
 from skerry.log.append import Publisher
 
 if TYPE_CHECKING:
@@ -146,9 +146,7 @@ def _arrow(schema: pa.Schema | None) -> Any:
     try:
         import pyarrow as pa
     except ImportError:
-        raise BadSetting(
-            "packs in Arrow need pyarrow", "Install it: pip install 'skerry[spark]'."
-        ) from None
+        raise BadSetting("packs in Arrow need pyarrow", get_extra("spark")) from None
 
     def encode(records: list[Mapping[str, Any]]) -> bytes:
         batch = pa.RecordBatch.from_pylist(list(records), schema)

@@ -29,6 +29,7 @@ from skerry.errors import (
 )
 from skerry.model.demands import check_overlap, check_same
 from skerry.model.names import (
+    any_write_subject,
     check_topic,
     is_feed_log,
     stream_of,
@@ -137,6 +138,10 @@ class Topics:
 
     def _stream_config(self, name: str, settings: TopicSettings) -> dict[str, Any]:
         config = stream_config(self._site, name, settings)
+        # One pattern for the SDK's events and for plain ones: when the engine starts, it compares
+        # each subject of a log with those of all others (docs/adr/0003-plain-publish.md).
+        subject = any_write_subject(self._site, name)
+        config["subjects"] = [subject, f"{subject}.>"]
         told = delivery(name, self._site, self._deliver_plain)
         return {**config, "republish": told} if told else config
 

@@ -62,8 +62,16 @@ class SiteStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Resident memory of the engine and this process."""
     mqtt_port: int | None
     websocket_port: int | None
+    lost: dict[str, str] = {}
+    """Topics whose logs here lost events while the engine was down, and what is known of it."""
     set_aside: list[str] = []
     """Records that the agent could not read, or that do not fit, by where they stand."""
+    strays: int = 0
+    """Events, ever, that were published here to topics that do not exist."""
+    strays_kept: int = 0
+    """How many of them the topic `strays/<site>` still holds."""
+    last_stray: str = ""
+    """The topic that the last of these was for."""
 
 
 class Reach(msgspec.Struct):

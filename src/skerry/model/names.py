@@ -8,6 +8,7 @@ one-to-one, so that a name can be read back from a subject or a stream:
     write subject    s.<site>.<epoch>.building.soda.410   SDK and agents; epoch 0 outside a fabric
     outbox           o.<site>.building.soda.410 kept at the publisher's site until the home has it
     plain publish    p.building.soda.410        MQTT: p/building/soda/410
+    … mapped to      s.<site>.p.building.soda.410         at a site that stands alone
     delivery         t.building.soda.410        MQTT: t/building/soda/410
     feed delivery    f.<home>.feeds.<site>.log.<feed>     what subscribers by query listen to
     requests         q.in.<client>, q.out.<client>        of clients without the SDK, and answers
@@ -38,7 +39,7 @@ MAX_DEPTH = 16
 STREAM_PREFIX = "t~"
 RESERVE_PREFIX = "r~"
 
-OWN = ("functions", "placement")
+OWN = ("functions", "placement", "strays")
 """First levels of topics that only Skerry makes and writes to. So are the records of feeds, see
 `feed_records`."""
 
@@ -115,6 +116,17 @@ def write_subject(site: str, topic: str, epoch: int = 0) -> str:
     return f"s.{site}.{epoch}.{topic.replace('/', '.')}"
 
 
+def plain_subject(site: str, topic: str) -> str:
+    """The subject that the engine maps plain publishes of `topic` to, at a site that stands alone.
+    The topic takes it as it takes its write subject."""
+    return f"s.{site}.p.{topic.replace('/', '.')}"
+
+
+def any_write_subject(site: str, topic: str) -> str:
+    """What a topic at a site that stands alone takes: both of these."""
+    return f"s.{site}.*.{topic.replace('/', '.')}"
+
+
 def outbox_subject(site: str, topic: str) -> str:
     """The subject that keeps an event of `topic` at `site` until the home has it."""
     return f"o.{site}.{topic.replace('/', '.')}"
@@ -180,6 +192,19 @@ def is_feed_records(topic: str) -> bool:
     """Whether `topic` holds some site's records of feeds."""
     tokens = topic.split("/")
     return len(tokens) == 3 and tokens[0] == "feeds" and tokens[2] == "about"
+
+
+def strays_of(site: str) -> str:
+    """The topic that keeps what is published at `site` to topics that do not exist."""
+    return f"strays/{site}"
+
+
+def stray_topic(site: str, topic: str) -> str:
+    """Where an event for `topic`, which does not exist and may have any name, is kept: a good name
+    that shows what was meant."""
+    tokens = [re.sub(r"[^A-Za-z0-9_-]", "_", token) or "_" for token in topic.split("/")]
+    name = "/".join([strays_of(site), *tokens[: MAX_DEPTH - 2]])
+    return name[:MAX_LENGTH].rstrip("/")
 
 
 def feed_subject(home: str, topic: str) -> str:

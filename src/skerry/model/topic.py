@@ -119,4 +119,9 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int = 0
     """How often home or replicas changed; 0 outside a fabric."""
     replicas: tuple[str, ...] = ()
-    """The sites of the replicas."""
+    """The sites of the replicas: fewer than `settings` asks for where no site can take one now."""
+
+    @property
+    def lacking(self) -> int:
+        """How many replicas it should have and has not."""
+        return max(0, self.settings.replicas - len(self.replicas)) if self.epoch else 0

@@ -345,7 +345,7 @@ class Controller:
     async def _move(self, decided: Decision) -> Entry:
         members = None if decided.members is None else list(decided.members)
         request = MoveRequest(decided.topic, decided.target, members, decided.epoch)
-        return await self._leader.move(request)
+        return await self._leader.move(request, asked=False)
 
     def _done(self, report: MoveReport) -> None:
         self._note(report, self._now())

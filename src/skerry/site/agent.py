@@ -19,6 +19,7 @@ from skerry.engine.conf import Ports, write_conf
 from skerry.engine.folder import Folder
 from skerry.engine.jetstream import JetStream
 from skerry.engine.process import Engine
+from skerry.engine.tide import Tide
 from skerry.engine.wire import Connection
 from skerry.errors import (
     BadSetting,
@@ -47,6 +48,7 @@ from skerry.model.names import (
     check_site,
     feed_records,
     is_feed_records,
+    plain_subject,
     stream_of,
     topic_of_stream,
 )
@@ -56,6 +58,7 @@ from skerry.site.checks import check_tls, maybe_port, port_of
 from skerry.site.disk import watch_disk
 from skerry.site.mqtt import prepare_mqtt
 from skerry.site.placement import Placement
+from skerry.site.strays import Strays
 
 log = logging.getLogger("skerry.site")
 
@@ -100,7 +103,9 @@ class Site:
         self._simple: SimpleClients | None = None
         self.functions: Functions | None = None
         """This site's part in functions; None: it has not started yet."""
+        self._strays: Strays | None = None
         self._own_records: list[str] = []
+        self._tide: Tide | None = None
         self._watches: list[asyncio.Task[None]] = []
         self._membership: Membership | None = None
         self._started = time.monotonic()
@@ -109,7 +114,7 @@ class Site:
         try:
             await self._start()
         except BaseException:
-            await self.close()
+            await self.close(failed=True)
             raise
         return self
 
@@ -128,11 +133,14 @@ class Site:
         """Whether the agent is connected to its engine."""
         return self._connection is not None and self._connection.is_up
 
-    async def close(self) -> None:
-        """Stop serving, stop the engine in order, free the folder."""
+    async def close(self, failed: bool = False) -> None:
+        """Stop serving, stop the engine in order, free the folder; forget it too, if this was its
+        first start and it failed."""
         for watch in self._watches:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
+        if self._strays is not None:
+            await self._strays.close()
         if self._simple is not None:
             await self._simple.close()
         if self._control is not None:
@@ -147,11 +155,18 @@ class Site:
             await self.fabric.close()
         if self._system is not None:
             await self._system.close()
+        is_running = self._engine is not None and self._engine.pid is not None
         if self._connection is not None:
+            if is_running and self._connection.is_up and self._tide is not None:
+                await self._tide.note_last(JetStream(self._connection))
             await self._connection.close()
         if self._engine is not None:
             await self._engine.stop()
+            if is_running and not self._engine.was_killed and self._tide is not None:
+                self._tide.close()
         if self._folder is not None:
+            if failed:
+                self._folder.forget()
             self._folder.close()
             self._folder = None
 
@@ -167,6 +182,7 @@ class Site:
         for pid in filter(None, (engine_pid, os.getpid())):
             with contextlib.suppress(psutil.Error):
                 memory += psutil.Process(pid).memory_info().rss
+        strays = await self._strays.kept() if self._strays is not None else (0, 0, "")
         return SiteStatus(
             site=self.settings.site,
             address=str(self.address),
@@ -183,7 +199,11 @@ class Site:
             memory_bytes=memory,
             mqtt_port=self.ports.mqtt,
             websocket_port=self.ports.websocket,
+            lost=self._tide.lost if self._tide is not None else {},
             set_aside=ASIDE.names()[:SET_ASIDE_SHOWN],
+            strays=strays[0],
+            strays_kept=strays[1],
+            last_stray=strays[2],
         )
 
     async def _start(self) -> None:
@@ -208,10 +228,15 @@ class Site:
             await self.fabric.wake()
         streams = await jetstream.streams()
         self._check_recovered(streams)
+        if self._engine is not None:
+            self._tide = Tide(settings.data)
+            self._tide.look(streams)
+            if self.fabric is not None:
+                self.fabric.heed(self._tide, settings.durability == "power")
         if membership is None:
             await topics.settle(streams)
         if self.ports.mqtt is not None:
-            mapped = f"s.{settings.site}.0" if membership is None else f"o.{settings.site}"
+            mapped = f"s.{settings.site}.p" if membership is None else f"o.{settings.site}"
             await prepare_mqtt(jetstream, mapped)
         self._control = Control(connection, settings.site)
         self._control.is_alone = membership is None
@@ -227,8 +252,12 @@ class Site:
             lambda: self._connect_again("simple clients"),
             Places.known_to(settings.site, self.fabric, settings.deliver_plain),
         )
+        places = InFabric(self.fabric) if self.fabric is not None else alone
+        self._strays = Strays(places, jetstream, lambda: self._connect_again("strays"))
+        if self.fabric is not None:
+            self.fabric.outbox.on_stray = self._strays.take
         self.functions = Functions(
-            InFabric(self.fabric) if self.fabric is not None else alone,
+            places,
             self._control,
             lambda: self._connect_again("functions"),
             self._address_of_host(),
@@ -239,6 +268,7 @@ class Site:
             self.fabric.on_link_up.append(self._feeds.on_link)
             self.fabric.store.watch("topic.", self._simple.held.on_entry)
         if self.fabric is None:
+            await self._strays.start()
             self._control.open()
         else:
             self.placement = Placement(self.fabric, connection, settings)
@@ -249,9 +279,11 @@ class Site:
         await self._simple.start()
         self.functions.start()
         if self._engine is not None:
+            assert self._tide is not None
             self._watches = [
                 asyncio.create_task(self._watch_hang(self._engine, connection)),
                 asyncio.create_task(watch_disk(self._engine, settings.data)),
+                asyncio.create_task(self._tide.watch(self._engine, jetstream)),
             ]
 
     async def _open_fabric(self, membership: Membership) -> Fabric:
@@ -416,8 +448,8 @@ class Site:
         except TimeoutError:
             log.warning(
                 "plain clients cannot publish here: the engine lacks the account's subject mapping "
-                '`mappings: {"p.>": "s.%s.0.>"}`',
-                site,
+                '`mappings: {"p.>": "%s"}`',
+                plain_subject(site, ">"),
             )
         except SkerryError as error:
             raise EngineUnfit(

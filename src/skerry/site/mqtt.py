@@ -2,7 +2,7 @@
 
 The engine hands a message that an MQTT client published with QoS 1 or 2 to QoS 1 and 2 subscribers
 only out of its own stream `$MQTT_msgs`, never directly, and it files the message there under the
-subject it was mapped to: `$MQTT.msgs.s.<site>.0.<topic>`. What a topic's log republishes to `t.…`
+subject it was mapped to: `$MQTT.msgs.s.<site>.p.<topic>`. What a topic's log republishes to `t.…`
 still carries the publisher's QoS mark, so such subscribers would get nothing
 (docs/adr/0003-plain-publish.md). We therefore have that stream file it under `t.<topic>`. It keeps
 a message only while a session with QoS 1 or 2 waits for it.
@@ -26,7 +26,7 @@ a device that never comes back would fill the disk."""
 
 async def prepare_mqtt(jetstream: JetStream, mapped: str) -> None:
     """Make or change the engine's MQTT stream so that subscribers of `t.…` find there what was
-    published to `p.…`, which the engine maps to `mapped` (`s.<site>.0`)."""
+    published to `p.…`, which the engine maps to `mapped` (`s.<site>.p`)."""
     wanted: dict[str, Any] = {
         "name": STREAM,
         "subjects": ["$MQTT.msgs.>"],

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from skerry.errors import BadSetting, EngineMissing, EngineUnfit
+from skerry.errors import BadSetting, EngineMissing, EngineUnfit, get_extra
 from skerry.spark.java import find_java
 
 if TYPE_CHECKING:
@@ -49,9 +49,7 @@ def session(
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise EngineMissing(
-            f"PySpark is not installed ({error})", "Get it with `pip install 'skerry[spark]'`."
-        ) from None
+        raise EngineMissing(f"PySpark is not installed ({error})", get_extra("spark")) from None
     if remote is not None:
         if master is not None:
             raise BadSetting("master and remote both say where Spark runs", "Give one of them.")

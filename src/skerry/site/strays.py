@@ -1,0 +1,236 @@
+"""Events for topics that do not exist: kept where a person finds them, and counted.
+
+Theory of operation. A client without the SDK cannot be told that there is no such topic: MQTT
+acknowledges before anybody has looked, and a NATS publish without a reply is never answered. So the
+site keeps what no topic takes in a log of its own, `strays/<site>`, as `strays/<site>/<topic>`. It
+is made with the first of them, holds little, and forgets the oldest. Its index counts them.
+
+At a site that stands alone the engine maps plain publishes to subjects that nobody else writes to
+(docs/adr/0003-plain-publish.md), and the agent listens there beside the topics. So it hears every
+plain publish, none of the SDK's, and passes over what a topic takes. That costs 1 µs an event here,
+and the engine less than that (measured). It does so over a connection of its own, so that nothing
+else waits behind them; what is published while the agent is away is not seen. Since somebody
+listens now wherever a plain client may publish, the engine no longer answers a request to no topic
+with "no responders": the agent does.
+
+In a fabric plain publishes go to the site's outbox, which hands over what no topic takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from skerry.engine.jetstream import JetStream, error_of
+from skerry.engine.link import Down
+from skerry.engine.wire import Connection
+from skerry.errors import SkerryError
+from skerry.fabric.streams import OUTBOX
+from skerry.fabric.tasks import Tasks
+from skerry.functions.places import Places
+from skerry.model.event import parse_headers
+from skerry.model.names import (
+    outbox_subject,
+    plain_subject,
+    stored_subject,
+    stray_topic,
+    strays_of,
+    stream_of,
+    topic_of_subject,
+    write_subject,
+)
+
+log = logging.getLogger("skerry.site")
+
+KEEP_BYTES = 16 * 1024 * 1024
+KEEP_AGE = 30 * 24 * 3600.0
+"""Bytes and seconds: enough to see what went astray, and too little to fill a disk with."""
+WAITING = 1000
+"""Events that wait while the log is made, and that are taken of one subject of the outbox."""
+NAMED = 100
+"""Topics that the site's own log names; one that counts upwards would fill it."""
+REMEMBERED = 10_000
+"""Subjects that are known to be a topic's, so that they need not be looked up again."""
+AGAIN = 5.0
+"""Seconds before the log is tried again that could not be made."""
+
+_OWN_LINES = re.compile(rb"^(?:nats|nmqtt)-[^\r]*\r\n", re.IGNORECASE | re.MULTILINE)
+
+
+class Strays:
+    """Keeps what is published to topics that do not exist."""
+
+    def __init__(
+        self, places: Places, jetstream: JetStream, connect: Callable[[], Awaitable[Connection]]
+    ) -> None:
+        self.topic = strays_of(places.site)
+        self._site = places.site
+        self._places = places
+        self._jetstream = jetstream
+        self._connect = connect
+        self._events: Connection | None = None
+        self._skip = len(plain_subject(places.site, ""))
+        # A reply is any subject that the publisher chose, and we may publish anywhere.
+        self._inbox = re.compile(rb"_INBOX\.")
+        self._claimed: set[bytes] = set()
+        """Subjects that a topic takes."""
+        self._waiting: list[tuple[str, bytes, bytes]] = []
+        """Events, as topic, header and payload, that wait for the log to be made."""
+        self._waiting_bytes = 0
+        self._not_before = 0.0
+        self._named: set[str] = set()
+        self._tasks = Tasks("keeping events without a topic")
+
+    async def start(self) -> None:
+        """Listen to plain publishes, at a site that stands alone."""
+        self._events = await self._connect()
+        self._places.watch(lambda *_: self._claimed.clear())
+        self._events.subscribe(plain_subject(self._site, ">"), self._on_event)
+
+    async def close(self) -> None:
+        """Stop; what is kept stays."""
+        await self._tasks.close()
+        if self._events is not None:
+            await self._events.close()
+
+    async def kept(self) -> tuple[int, int, str]:
+        """How many there ever were, how many are kept now, and the topic of the last."""
+        info = await self._jetstream.stream(stream_of(self.topic))
+        if info is None or not info["state"]["messages"]:
+            return 0 if info is None else int(info["state"]["last_seq"]), 0, ""
+        name = ""
+        with contextlib.suppress(SkerryError):
+            body = {"last_by_subj": stored_subject(f"{self.topic}/>")}
+            found = await self._direct_get(stream_of(self.topic), body)
+            if found is not None:
+                name = topic_of_subject(found[0]["Nats-Subject"]).removeprefix(f"{self.topic}/")
+        return int(info["state"]["last_seq"]), int(info["state"]["messages"]), name
+
+    # At a site that stands alone
+
+    def _on_event(self, subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
+        if subject in self._claimed:
+            return
+        topic = subject[self._skip :].decode("utf-8", "replace").replace(".", "/")
+        if self._is_claimed(topic):
+            if len(self._claimed) >= REMEMBERED:
+                self._claimed.clear()
+            self._claimed.add(subject)
+        elif self._inbox.match(reply):
+            self._refuse(reply)
+        elif self._places.log(self.topic) is not None:
+            self._write(topic, head, data)
+        elif (
+            len(self._waiting) < WAITING
+            and self._waiting_bytes < KEEP_BYTES
+            and self._jetstream.connection.now() >= self._not_before
+        ):
+            self._waiting.append((topic, head, data))
+            self._waiting_bytes += len(head) + len(data)
+            if len(self._waiting) == 1:
+                self._tasks.spawn(self._begin())
+
+    def _is_claimed(self, topic: str) -> bool:
+        tokens = topic.split("/")
+        return any(
+            self._places.log("/".join(tokens[: n + 1])) is not None for n in range(len(tokens))
+        )
+
+    def _refuse(self, reply: bytes) -> None:
+        """Answer as the engine does where nobody listens; the publisher then knows."""
+        assert self._events is not None
+        with contextlib.suppress(Down):
+            self._events.publish(reply, head=b"NATS/1.0 503\r\n\r\n")
+
+    async def _begin(self) -> None:
+        """Make the log for those that wait; they are given up if that fails."""
+        try:
+            await self._make()
+        except (SkerryError, Down) as error:
+            self._not_before = self._jetstream.connection.now() + AGAIN
+            log.warning(
+                "%d events for topics that do not exist, such as %s, are lost: %s",
+                len(self._waiting), self._waiting[0][0], error,
+            )  # fmt: skip
+            self._waiting.clear()
+        for event in self._waiting:
+            self._write(*event)
+        self._waiting.clear()
+        self._waiting_bytes = 0
+
+    def _write(self, topic: str, head: bytes, data: bytes) -> None:
+        assert self._events is not None
+        if self._events.is_congested:  # what comes faster than that is no mistake in a name
+            return
+        self._say(topic)
+        subject = write_subject(self._site, stray_topic(self._site, topic))
+        with contextlib.suppress(Down):
+            self._events.publish(subject, data, head=_own_head(head))
+
+    # In a fabric
+
+    async def take(self, topic: str, subject: str) -> None:
+        """Keep what the outbox holds on `subject`, and remove it there. It goes the way that all
+        events of the outbox go, for the log may have another home by now."""
+        await self._make()
+        if self._places.log(self.topic) is None:
+            return  # the directory has yet to tell of it here; they are handed over again
+        self._say(topic)
+        is_literal = not {"*", ">"} & set(subject.split("."))
+        if is_literal:
+            await self._jetstream.call(
+                f"STREAM.PURGE.{OUTBOX}", {"filter": subject, "keep": WAITING}
+            )
+        to = outbox_subject(self._site, stray_topic(self._site, topic))
+        place = 0
+        for _ in range(WAITING):
+            found = await self._direct_get(OUTBOX, {"next_by_subj": subject, "seq": place + 1})
+            if found is None:
+                return
+            headers, head, data = found
+            place = int(headers["Nats-Sequence"])
+            if headers["Nats-Subject"] != subject:  # it is a pattern, which somebody published to
+                continue
+            head = _own_head(head, f"Nats-Msg-Id:stray-{place}\r\n".encode())
+            reply = await self._jetstream.ask(to, data, head)
+            if error := error_of(msgspec.json.decode(reply.data)):
+                raise error
+            await self._jetstream.call(f"STREAM.MSG.DELETE.{OUTBOX}", {"seq": place})
+
+    # Both
+
+    async def _make(self) -> None:
+        settings = {"max_bytes": KEEP_BYTES, "max_age": KEEP_AGE}
+        await self._places.make(self.topic, settings, self._site)
+
+    def _say(self, topic: str) -> None:
+        if topic in self._named or len(self._named) >= NAMED:
+            return
+        self._named.add(topic)
+        log.warning(
+            "there is no topic %r, and events are published to it; `skerry read %s` shows them",
+            topic, self.topic,
+        )  # fmt: skip
+        if len(self._named) == NAMED:
+            log.warning("no more topics that do not exist are named here")
+
+    async def _direct_get(
+        self, stream: str, body: dict[str, Any]
+    ) -> tuple[dict[str, str], bytes, bytes] | None:
+        """Headers, their bytes, and payload of a stored message; None: there is none."""
+        subject = f"{self._jetstream.prefix}DIRECT.GET.{stream}"
+        reply = await self._jetstream.ask(subject, msgspec.json.encode(body))
+        if reply.status:
+            return None
+        return parse_headers(reply.head), reply.head, reply.data
+
+
+def _own_head(head: bytes, more: bytes = b"") -> bytes:
+    """A header block without what it tells the engine, and with `more`."""
+    lines = _OWN_LINES.sub(b"", head.partition(b"\r\n")[2]).rstrip(b"\r\n")
+    return b"NATS/1.0\r\n" + more + (lines + b"\r\n" if lines else b"") + b"\r\n"
