@@ -149,3 +149,16 @@ async def test_a_site_alone_says_what_its_disk_lost() -> None:
             assert "events inside its log are gone" in (await again.site.status()).lost["t"]
     finally:
         shutil.rmtree(data)
+
+
+async def test_a_home_that_lost_its_whole_log_does_not_begin_anew() -> None:
+    """The topic never moved: nothing in the directory says that its home had events."""
+    async with three_sites() as fabric:
+        async with fabric.connect("farm", timeout=60) as client:
+            await made(fabric, client)
+            assert (await client.topic("t")).epoch == 1
+        await fabric.crash("hub")
+        [log] = (fabric.root / "hub").glob("jetstream/*/streams/t~t")
+        shutil.rmtree(log)
+        await fabric.start("hub")
+        await goes_on(fabric)

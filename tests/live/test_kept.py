@@ -36,8 +36,8 @@ async def fabric() -> AsyncIterator[LocalFabric]:
 
 
 class Moment:
-    """Does something to a publisher right after it heard of another home: what it sends there is
-    under way then."""
+    """Does something to a publisher, once, right after it heard of another home: what it sends
+    there is under way then."""
 
     def __init__(self, client: Client, act: Callable[[], None]) -> None:
         self.came = False
@@ -45,8 +45,9 @@ class Moment:
         client._open.routes.follow("t", self)
 
     def on_route(self, entry: TopicEntry) -> None:
-        self._act()
-        self.came = True
+        if not self.came:
+            self._act()
+            self.came = True
 
     def on_gone(self) -> None:
         pass

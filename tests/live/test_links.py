@@ -18,7 +18,7 @@ from skerry import errors
 from skerry.client import Client
 from skerry.config import ClientSettings
 from skerry.engine.address import Address
-from skerry.engine.conf import link_rights
+from skerry.engine.conf import link_rights, write_conf
 from skerry.engine.wire import NO_RESPONDERS, Connection
 from skerry.fabric.fabric import Fabric
 from skerry.fabric.join import Membership
@@ -440,13 +440,20 @@ def conf_of(fabric: LocalFabric, name: str) -> dict[str, Any]:
 
 async def test_the_engine_is_told_what_a_peer_may(fabric: LocalFabric) -> None:
     def rights() -> dict[str, Any]:
+        part = fabric.agent("hub").fabric
+        assert part is not None
+        # What is on disk is locked: nobody is let in before the site has settled.
+        users = conf_of(fabric, "hub")["accounts"]["SKERRY"]["users"]
+        assert not any("nkey" in user for user in users)
+        write_conf(part._folder, part._settings, part._ports, part.links.wiring(locked=False))
         users = conf_of(fabric, "hub")["accounts"]["SKERRY"]["users"]
         return {user["nkey"]: user["permissions"] for user in users if "nkey" in user}
 
+    found = rights()
     for peer in ("farm", "lab"):
         record = record_of(fabric, "hub", peer)
         assert record is not None
-        given = rights()[record.key]
+        given = found[record.key]
         assert given == link_rights("hub", peer)
         other = "lab" if peer == "farm" else "farm"
         assert given["publish"]["deny"] == ["$MQTT.>"]

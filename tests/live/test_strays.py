@@ -177,13 +177,13 @@ async def test_a_reply_that_is_no_inbox_of_a_client_is_not_answered(
 ) -> None:
     """The agent may publish where the client may not. The first shows that it does answer."""
     heard: list[str] = []
-    for subject in ("_INBOX.mine", "_INBOX.local.sdk.x", "$JS.API.STREAM.PURGE.t~t", "t.t"):
+    for subject in ("_INBOX.mine", "_INBOX_sk.local.sdk.x", "$JS.API.STREAM.PURGE.t~t", "t.t"):
         admin._open.connection.subscribe(subject, lambda s, *_: heard.append(s.decode()))
     await client.publish("t", "stays")
     await admin.status()  # the engine knows what we listen to
     heard.clear()
     async with nats_client(site) as plain:
-        for reply in ("$JS.API.STREAM.PURGE.t~t", "_INBOX.local.sdk.x", "t.t", "_INBOX.mine"):
+        for reply in ("$JS.API.STREAM.PURGE.t~t", "_INBOX_sk.local.sdk.x", "t.t", "_INBOX.mine"):
             await plain.publish("p.unknown", b"", reply=reply)
         await flushed(plain)
         await until(lambda: "_INBOX.mine" in heard)

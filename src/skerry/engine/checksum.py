@@ -36,7 +36,10 @@ class _Described(msgspec.Struct):
 def mend(folder: Path) -> list[str]:
     """Write the checksums that are missing below `folder`, an engine's store, because the engine
     was killed; return the streams. Only while no engine runs on it."""
-    written = {file: file.stat().st_mtime_ns for file in folder.glob("*/streams/*/meta.inf")}
+    try:
+        written = {file: file.stat().st_mtime_ns for file in folder.glob("*/streams/*/meta.inf")}
+    except OSError:
+        return []
     last = max(written.values(), default=0)
     mended = []
     for description, when in sorted(written.items()):
@@ -49,7 +52,9 @@ def mend(folder: Path) -> list[str]:
             wanted = checksum_of(name, data)
             if name != description.parent.name or checksum.read_text() == wanted:
                 continue
-            checksum.write_text(wanted)
+            fresh = checksum.with_name("meta.sum.new")
+            fresh.write_text(wanted)
+            fresh.replace(checksum)
         except (OSError, ValueError):
             continue  # no checksum at all: a creation that was cut short; or damage
         log.warning("the description of stream %s was written as the engine died; mended", name)

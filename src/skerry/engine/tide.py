@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from skerry.engine.jetstream import JetStream
 from skerry.engine.link import Down
 from skerry.engine.process import Engine
 from skerry.errors import SkerryError
-from skerry.model.names import topic_of_stream
+from skerry.model.names import stream_of, topic_of_stream
 
 log = logging.getLogger("skerry.engine")
 
@@ -59,6 +59,10 @@ class Tide:
         self._path = folder / "tide.json"
         self.lost: dict[str, str] = {}
         """The topics whose logs lost events, and what is known of it."""
+        self.ends: dict[str, int] = {}
+        """Where those of them ended that end earlier now."""
+        self.is_waiting: Callable[[], bool] = lambda: False
+        """Whether homes still wait for their members: until then what is known stays."""
         self._boot = ""
         with contextlib.suppress(OSError):
             self._boot = _BOOT.read_text().strip()
@@ -74,29 +78,36 @@ class Tide:
 
     def look(self, streams: Iterable[dict[str, Any]]) -> None:
         """An engine was started: have its logs what they had? What they lack is in `lost`."""
-        for name, what in self._compared(streams).items():
-            if self.lost.get(name) != what:
-                log.error("%s lost events: %s", name, what)
-            self.lost[name] = what
-
-    def _compared(self, streams: Iterable[dict[str, Any]]) -> dict[str, str]:
-        found: dict[str, str] = {}
         for stream, now in _marks(streams).items():
             then = self._known.logs.get(stream)
             name = topic_of_stream(stream)
             if then is None or name is None or then.created != now.created:
                 continue
             if now.last < then.last:
-                found[name] = f"its log ends at index {now.last}, and had {then.last}"
+                self.ends[name] = then.last
+                self._say(name, f"its log ends at index {now.last}, and had {then.last}")
             elif now.last == then.last and now.holes > then.holes:
-                found[name] = f"{now.holes - then.holes} events inside its log are gone"
-        return found
+                self._say(name, f"{now.holes - then.holes} events inside its log are gone")
+
+    def _say(self, name: str, what: str) -> None:
+        if self.lost.get(name) != what:
+            log.error("%s lost events, unless their lifespan was over: %s", name, what)
+        self.lost[name] = what
+
+    def forget(self, name: str) -> None:
+        """The log of a topic was made anew."""
+        self.lost.pop(name, None)
+        self.ends.pop(name, None)
 
     def note(self, streams: Iterable[dict[str, Any]]) -> None:
         """Remember how far logs are now."""
+        known = self._known
         marks = _marks(streams)
-        if marks != self._known.logs or self._known.clean or self._known.boot != self._boot:
-            self._write(_File(self._boot, False, marks))
+        kept = (stream_of(name) for name in self.lost)
+        marks |= {stream: known.logs[stream] for stream in kept if stream in known.logs}
+        boot = known.boot if self.is_waiting() else self._boot
+        if marks != known.logs or known.clean or known.boot != boot:
+            self._write(_File(boot, False, marks))
 
     async def watch(self, engine: Engine, jetstream: JetStream) -> None:
         """Write down how far logs are, every now and then. Runs for ever."""

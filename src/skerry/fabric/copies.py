@@ -18,8 +18,9 @@ The marks of `skerry.model.promotion` are kept in the stream's metadata, written
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -79,9 +80,9 @@ class Copies:
 
     # Life
 
-    def load(self, streams: Iterable[Info]) -> None:
-        """Learn what is here."""
-        self.logs.load(streams, self._connection.now())
+    def load(self, streams: Iterable[Info], before: Mapping[str, Copy] | None = None) -> None:
+        """Learn what is here; see `Logs.load`."""
+        self.logs.load(streams, self._connection.now(), before)
 
     def start(self) -> None:
         """Begin to follow the directory."""
@@ -127,6 +128,9 @@ class Copies:
 
     async def reconcile(self) -> None:
         """Bring every log here in line with a fresh directory, before clients may write."""
+        for name in self.logs.unfinished:
+            await self.logs.drop_reserve(self.logs.of(name))
+        self.logs.unfinished.clear()
         for local in self.logs:
             entry = self.entry(local.name)
             if entry is None:
@@ -135,10 +139,25 @@ class Copies:
             elif self._is_shut(local, entry):
                 self.openings.begin(local)
             else:
-                await self.settle(entry)
+                await self._settle_or_later(local, entry)
         for entry in self._store.all("topic.", TopicEntry).values():
-            if self.site in entry.members and not self.logs.of(entry.name).kind:
-                await self.settle(entry)
+            local = self.logs.of(entry.name)
+            if self.site in entry.members and not local.kind:
+                await self._settle_or_later(local, entry)
+
+    async def _settle_or_later(self, local: Local, entry: TopicEntry) -> None:
+        """One log that cannot be settled does not keep the others from being served. Only a home
+        that is open must not stay as it is."""
+        if local.copy.needs_reserve:  # to bring back a log takes long
+            self._tasks.spawn(self.settle_quietly(entry))
+            return
+        try:
+            await self.settle(entry)
+        except SkerryError as error:
+            if local.kind == "home":
+                raise
+            log.error("%s is not settled: %s", entry.name, error)
+            self._tasks.spawn(self.settle_quietly(entry))
 
     async def reconcile_alone(self, confirmed: Collection[str]) -> None:
         """The same with what is known while the directory is away: of the homes that others may
@@ -149,6 +168,8 @@ class Copies:
                 continue
             if local.name in confirmed or not self._may_be_replaced(entry):
                 await self.settle(entry)
+                if self._is_shut(local, entry) and local.is_reopened:
+                    self.openings.begin(local)
             else:
                 await self.shut(local.name)
 
@@ -171,7 +192,7 @@ class Copies:
 
     def exposed(self) -> list[TopicEntry]:
         """The topics at home here that others may replace, without those that are shut."""
-        logs = [local for local in self.logs if local.kind != "frozen"]
+        logs = [local for local in self.logs if local.kind != "frozen" or local.is_reopened]
         entries = filter(None, (self.entry(local.name) for local in logs))
         return [entry for entry in entries if self._may_be_replaced(entry)]
 
@@ -206,7 +227,10 @@ class Copies:
             await self.logs.write_marks(local)
             if local.kind == "copy":
                 self.following.relay.again(local.stream)  # no answer while it is sealed
-            await self.logs.measure(local)
+            last = await self.logs.measure(local)
+            tide = self.openings.tide
+            if tide is not None and last < tide.ends.get(name, 0):
+                return None  # it has promised, and its word of how far it is counts for nothing
             return self._state(local)
 
     async def state(self, name: str) -> State | None:
@@ -215,11 +239,12 @@ class Copies:
         info = await self.logs.info(local) if local is not None else None
         if local is None or info is None:
             return None
+        local.count = info["state"]["messages"]
         await self._advance(local, info["state"]["last_seq"])
         return self._state(local)
 
     def _state(self, local: Local) -> State:
-        state = local.copy.state()
+        state = msgspec.structs.replace(local.copy.state(), count=local.count)
         young = local.kind == "copy" and self._connection.now() < self.young_until
         return msgspec.structs.replace(state, young=state.young or young)
 
@@ -258,6 +283,8 @@ class Copies:
         async with local.lock:
             if local.kind not in ("home", "frozen") or local.epoch != epoch:
                 raise FabricError(f"the home of {name} is not here in epoch {epoch}")
+            if self.openings.is_running(name):
+                raise FabricError(f"{name} asks its members before it opens", "Try again.")
             await self.logs.freeze(local)
             if local.lease is not None:
                 local.lease.cancel()
@@ -274,6 +301,9 @@ class Copies:
         while True:
             entry = self.entry(name)
             if entry is None or entry.epoch != epoch or local.kind != "frozen":
+                return
+            if local.checked != self.starts and not self.openings.is_running(name):
+                self.openings.begin(local)  # the engine started anew meanwhile: members first
                 return
             try:
                 last = await self.logs.measure(local)
@@ -330,13 +360,15 @@ class Copies:
     async def _settle(self, local: Local, entry: TopicEntry) -> None:
         info = await self.logs.look(local)
         if info is not None and is_brought_back(info) and not local.copy.label:
-            await self._delete(local)  # the reserve still counts
+            if entry.epoch < local.copy.sealed:
+                return  # we have promised a later one; the reserve answers
+            await self._delete(local)
             info = None
         reserve = local.copy.reserve
         # The log of a topic that was deleted while we were away; this one has its name.
         if local.is_ours and _is_another(entry, local.copy.root):
-            await self._discard(local)
-        elif reserve is not None and _is_another(entry, reserve.root):
+            await self._delete(local)
+        if reserve is not None and _is_another(entry, reserve.root):
             await self.logs.drop_reserve(local)
         if entry.epoch < local.copy.sealed and entry.home != self.site:
             return  # we have promised a later one
@@ -358,15 +390,17 @@ class Copies:
         if by_reserve:
             log.warning("%s is at home here now: bringing back its log", entry.name)
             await self.logs.bring_back(local, entry)
-        if local.kind == "" and entry.base > 0:
+        is_known = self.entry(entry.name) is not None  # else it is just being made
+        if local.kind == "" and (entry.base > 0 or (is_known and len(entry.members) > 1)):
+            if len(entry.members) > 1:
+                self._tasks.spawn(self._give_away(entry))
             raise FabricError(
                 f"site {self.site} is the home of {entry.name} and has lost its log",
                 "Restore the data folder, or move the topic to a site that has a copy.",
             )
         if local.kind == "home" and local.epoch == entry.epoch and local.copy.sealed <= entry.epoch:
             if local.checked != self.starts and len(entry.members) > 1:
-                await self.logs.freeze(local)
-                local.is_reopened = True
+                await self.logs.freeze(local, opening=True)
                 self.openings.begin(local)
                 return
             wanted = self.logs.home(local, entry)
@@ -399,7 +433,7 @@ class Copies:
     async def _reopen(self, local: Local, entry: TopicEntry) -> None:
         """No member is ahead: a home that was shut for that opens again. One that was shut for
         another reason, before a crash, does so in a new epoch."""
-        if not local.is_reopened:
+        if not local.is_reopened or local.copy.sealed > local.epoch:
             await self._thaw(local.name, local.epoch)
             return
         async with local.lock:
@@ -407,7 +441,11 @@ class Copies:
                 await self.logs.update(local, self.logs.home(local, entry))
                 local.kind = "home"
                 local.checked = self.starts
-            local.is_reopened = False
+
+    async def _give_away(self, entry: TopicEntry) -> None:
+        """The log of a home is gone: a member that has one is to take over."""
+        with contextlib.suppress(SkerryError):
+            await self.openings.renew(entry)
 
     async def _keep_following(self, local: Local, entry: TopicEntry, info: Info | None) -> None:
         if not self._is_needed(local, entry):
@@ -473,7 +511,10 @@ class Copies:
     async def make_anew(self, local: Local, entry: TopicEntry) -> bool:
         """Delete a log that is not part of the history, and copy that if it is needed here;
         whether it is. For `Replacement`, which holds the lock."""
-        self.openings.lost.pop(local.name, None)
+        if self.openings.tide is not None:
+            self.openings.tide.forget(local.name)
+        if local.copy.reserve is None:
+            await self.logs.drop_reserve(local)  # one that was not finished
         is_needed = self._is_needed(local, entry)
         if is_needed:
             await self._delete(local)
@@ -488,10 +529,11 @@ class Copies:
         local.touched = 0.0
 
     async def _discard(self, local: Local) -> None:
-        """Remove the log and what was put aside of it."""
-        if local.copy.reserve is not None:
-            await self.logs.drop_reserve(local)
+        """Remove the log; what was put aside of it goes when the home has what only that holds."""
+        if local.copy.reserve is None:
+            await self.logs.drop_reserve(local)  # one that was not finished
         await self._delete(local)
+        self._replacement.release(local)
 
     async def _delete(self, local: Local) -> None:
         await self.logs.delete(local)
@@ -509,6 +551,7 @@ class Copies:
             if local.lease is not None:
                 local.lease.cancel()
                 local.lease = None
+            await self.logs.drop_reserve(local)
             await self.drop(local)
             local.is_ours = False
             local.sources.clear()

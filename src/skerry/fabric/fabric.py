@@ -128,8 +128,9 @@ class Fabric(Listener):
         """Have homes know what the disk lost, or may have lost because it is not flushed."""
         self._tide = tide
         openings = self.copies.openings
-        openings.lost = tide.lost
+        openings.tide = tide
         openings.is_trusted = is_flushed or not tide.is_over_power_cut
+        tide.is_waiting = openings.are_running
 
     async def wake(self) -> None:
         """Have the engine open its logs; only now, because what opens asks us at once."""
@@ -305,10 +306,11 @@ class Fabric(Listener):
             self._again = False
             try:
                 await self.links.wake()
+                before = {local.name: local.copy for local in self.copies.logs}
                 streams = await self._jetstream.streams()
                 if self._tide is not None:
                     self._tide.look(streams)
-                self.copies.load(streams)
+                self.copies.load(streams, before)
                 if not await self._settle(self._contact_again()):
                     self._again = self.store.origin in self.links.up
             except (SkerryError, Down) as error:
@@ -355,7 +357,7 @@ class Fabric(Listener):
         """Have the leader look at who is away, as time passes."""
         while True:
             await asyncio.sleep(self._settings.silence / 2)
-            if self._connection.is_up:
+            if self._connection.is_up and self.is_open:
                 leader.look(self._connection.now())
 
     async def _is_refused(self, peer: str) -> bool:

@@ -181,6 +181,11 @@ class Links:
             await asyncio.sleep(0.005)
         return True
 
+    @property
+    def is_locked(self) -> bool:
+        """Whether clients may not write here yet, and nobody is linked who dials."""
+        return self._locked
+
     async def wake(self) -> None:
         """Have an engine that was just started open its logs, still locked."""
         if self._applied is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from skerry.directory.store import Store
@@ -15,6 +15,7 @@ from skerry.engine.jetstream import STREAM_NOT_FOUND, ApiError, JetStream
 from skerry.errors import FabricError
 from skerry.fabric.streams import (
     MARKS,
+    OPENING,
     Local,
     copy_config,
     home_config,
@@ -31,6 +32,9 @@ from skerry.model.promotion import Copy
 Info = dict[str, Any]
 """What the engine says of a stream."""
 
+STANDSTILL = 10.0
+"""Seconds after which copying a log at one engine, without getting on, is given up."""
+
 
 class Logs:
     """The streams of one site. Each topic has one `Local`, which stays the same for as long as
@@ -45,6 +49,8 @@ class Logs:
         self._store = store
         self._deliver_plain = deliver_plain
         self._locals: dict[str, Local] = {}
+        self.unfinished: set[str] = set()
+        """Topics whose log was being put aside when the site went down."""
 
     def __iter__(self) -> Iterator[Local]:
         return iter(list(self._locals.values()))
@@ -65,28 +71,42 @@ class Logs:
 
     # What the engine has
 
-    def load(self, streams: Iterable[Info], now: float) -> None:
-        """Learn what is here; forget what is gone and not wanted."""
+    def load(
+        self, streams: Iterable[Info], now: float, before: Mapping[str, Copy] | None = None
+    ) -> None:
+        """Learn what is here; forget what is gone and not wanted. `before` are the copies as they
+        were when the engine was asked: it takes a while to tell, and one that was begun anew since
+        is known better."""
+        before = before or {}
+
+        def is_older(local: Local) -> bool:
+            known = before.get(local.name, local.copy)
+            return local.lock.locked() or local.is_busy or known is not local.copy
+
         there: set[str] = set()
         for info in streams:
             stream = info["config"]["name"]
             if (owner := topic_of_reserve(stream)) is not None:
                 kept = self.of(owner)
-                if not kept.lock.locked():
-                    kept.copy.reserve = reserve_in(self.site, info)
+                if is_older(kept):
+                    continue
+                if (found := reserve_in(self.site, info)) is not None:
+                    kept.copy.reserve = found
+                else:
+                    self.unfinished.add(owner)
                 continue
             name = topic_of_stream(stream)
             if name is None:
                 continue
             there.add(name)
             local = self.of(name)
-            if local.lock.locked():
+            if is_older(local):
                 continue  # whoever changes it knows better
             learn(local, info, self._fabric)
             if local.kind == "copy" and not local.is_wanted:
                 local.touched = now  # until it proves to be idle
         for local in self:
-            if local.name not in there and not local.lock.locked():
+            if local.name not in there and not is_older(local):
                 local.kind = ""
                 if not local.is_wanted and not local.is_busy and local.copy.reserve is None:
                     del self._locals[local.name]
@@ -115,6 +135,7 @@ class Logs:
                 "Restore the data folder, or move the topic to a site that has a copy.",
             )
         local.copy.last = int(info["state"]["last_seq"])
+        local.count = int(info["state"]["messages"])
         return local.copy.last
 
     # Changing one
@@ -151,8 +172,9 @@ class Logs:
             local, {**config, "metadata": {**(config.get("metadata") or {}), **marks}}
         )
 
-    async def freeze(self, local: Local) -> None:
-        """Have a home take no more events; learn where it ends."""
+    async def freeze(self, local: Local, opening: bool = False) -> None:
+        """Have a home take no more events; learn where it ends. With `opening` only until its
+        members were asked."""
         if local.kind != "home":
             return
         info = await self.info(local)
@@ -163,8 +185,11 @@ class Logs:
             key: value for key, value in info["config"].items() if key not in ("sources", "mirror")
         }
         config["subjects"] = [f"_frozen.{local.stream}"]
+        if opening:
+            config["metadata"] = {**(config.get("metadata") or {}), OPENING: "1"}
         await self.update(local, config)
         local.kind = "frozen"
+        local.is_reopened = opening
         local.sources.clear()
         await self.measure(local)
 
@@ -211,11 +236,20 @@ class Logs:
 
     async def _fill(self, origin: str, mirror: str) -> None:
         """Wait until a mirror at this engine has what its origin has."""
+        most, deadline = -1, 0.0
         while True:
-            wanted = await self._jetstream.call(f"STREAM.INFO.{origin}")
-            info = await self._jetstream.call(f"STREAM.INFO.{mirror}")
-            if info["state"]["messages"] >= wanted["state"]["messages"]:
+            wanted = (await self._jetstream.call(f"STREAM.INFO.{origin}"))["state"]
+            have = (await self._jetstream.call(f"STREAM.INFO.{mirror}"))["state"]
+            if have["messages"] >= wanted["messages"] and have["last_seq"] >= wanted["last_seq"]:
                 return
+            now = asyncio.get_running_loop().time()
+            if have["messages"] > most:
+                most, deadline = have["messages"], now + STANDSTILL
+            elif now > deadline:
+                raise FabricError(
+                    f"{origin} could not be copied into {mirror}: it ends at {have['last_seq']}",
+                    "Is there room on the disk, and below --max-store?",
+                )
             await asyncio.sleep(0.01)
 
     async def is_of_former_home(self, local: Local) -> bool:

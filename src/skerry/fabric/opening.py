@@ -24,6 +24,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from skerry.engine.link import Down
+from skerry.engine.tide import Tide
 from skerry.errors import SkerryError
 from skerry.fabric.links import Links
 from skerry.fabric.logs import Logs
@@ -35,6 +36,8 @@ from skerry.model.promotion import State, may_open
 
 log = logging.getLogger("skerry.fabric")
 
+REDIAL = 1.0
+"""Seconds that members may take to be linked again, beside the patience."""
 AGAIN = 0.5
 """Seconds between two questions to members that did not answer at once."""
 
@@ -52,8 +55,8 @@ class Openings:
         patience: float,
         reopen: Callable[[Local, TopicEntry], Awaitable[None]],
     ) -> None:
-        self.lost: dict[str, str] = {}
-        """Topics whose logs here lost events, and what is known of it."""
+        self.tide: Tide | None = None
+        """What is known of the logs on disk."""
         self.is_trusted = True
         """Whether the disk has all that the engine wrote to it."""
         self._logs = logs
@@ -74,10 +77,20 @@ class Openings:
         task = self._running.get(name)
         return task is not None and not task.done()
 
+    def are_running(self) -> bool:
+        """Whether any home does."""
+        return any(map(self.is_running, self._running))
+
     def begin(self, local: Local) -> None:
         """Open a home that is shut, once its members were asked."""
         if not self.is_running(local.name):
-            self._running[local.name] = self._tasks.spawn(self._run(local))
+            self._running[local.name] = self._tasks.spawn(self._open(local))
+
+    async def _open(self, local: Local) -> None:
+        try:
+            await self._run(local)
+        finally:
+            local.is_reopened = False
 
     async def _run(self, local: Local) -> None:
         loop = asyncio.get_running_loop()
@@ -85,6 +98,8 @@ class Openings:
         answers: dict[str, State] = {}
         told = False
         while (entry := self._waits(local)) is not None:
+            if self._links.is_locked:  # nobody can be linked yet
+                deadline = loop.time() + self._patience + REDIAL
             others = set(entry.members) - {self._logs.site}
             answers |= await self._ask(entry, others - answers.keys())
             is_over = loop.time() > deadline
@@ -92,7 +107,7 @@ class Openings:
             try:
                 if verdict is False:
                     log.error("%s does not open here: %s", entry.name, self._why(local, answers))
-                    await self._renew(entry)
+                    await self.renew(entry)
                 elif verdict and (is_over or others <= answers.keys()):
                     await self._reopen(local, entry)
                     return
@@ -114,17 +129,21 @@ class Openings:
         entry = self._logs.entry(local.name)
         is_here = entry is not None and entry.home == self._logs.site
         is_shut = local.kind == "frozen" and entry is not None and entry.epoch == local.epoch
-        return entry if is_here and is_shut and local.copy.sealed <= local.epoch else None
+        return entry if is_here and is_shut and local.lease is None else None
 
     def _judge(self, local: Local, entry: TopicEntry, answers: dict[str, State]) -> bool | None:
         mine = State(self._logs.site, entry.epoch, local.copy.last)
-        is_whole = local.name not in self.lost
+        ends, lost = (self.tide.ends, self.tide.lost) if self.tide is not None else ({}, {})
+        is_whole = local.name not in ends
         verdict = may_open(mine, entry.members, answers.values(), is_whole and self.is_trusted)
         # What was lost is brought back from whoever has it: a member becomes the home.
-        return verdict if is_whole or not verdict else False
+        if local.name in lost and len(entry.members) > 1 and is_whole:
+            return verdict if not any(a.count > local.count for a in answers.values()) else False
+        return verdict if is_whole or not verdict else len(entry.members) == 1
 
     def _why(self, local: Local, answers: dict[str, State]) -> str:
-        known = self.lost.get(local.name, f"its log ends at index {local.copy.last}")
+        known = self.tide.lost.get(local.name) if self.tide is not None else None
+        known = known or f"its log ends at index {local.copy.last}"
         best = max(answers.values(), key=lambda state: (state.label, state.last), default=None)
         return known if best is None else f"{known}; {best.site} has {best.last}"
 
@@ -141,6 +160,7 @@ class Openings:
             return msgspec.json.decode(data, type=State | None)
         return None
 
-    async def _renew(self, entry: TopicEntry) -> None:
+    async def renew(self, entry: TopicEntry) -> None:
+        """Ask for another epoch, whose home is elsewhere."""
         body = {"name": entry.name, "barred": [self._logs.site]}
         await self._peers.ask(self._hub, "peer.lead.topic.renew", body, timeout=5.0)

@@ -77,6 +77,11 @@ class Replacement:
         """Replace a log, unless that is under way."""
         if not local.is_busy:
             local.work = self._tasks.spawn(self._run(local))
+            local.work.add_done_callback(lambda done: self._done(local, done))
+
+    def _done(self, local: Local, work: asyncio.Task[None]) -> None:
+        if not work.cancelled():
+            self.release(local)
 
     def release(self, local: Local) -> None:
         """Let go of what was put aside, if the copy has taken its place and nobody does so."""
@@ -84,9 +89,14 @@ class Replacement:
             local.release = self._tasks.spawn(self._release(local))
 
     def _is_released(self, local: Local) -> bool:
-        copy = local.copy
-        is_there = local.kind in ("home", "copy") and not local.is_busy
-        return is_there and copy.reserve is not None and copy.label > 0
+        """Whether what was put aside is of no use: the copy has reached a base, or this site is no
+        member any more."""
+        entry = self._logs.entry(local.name)
+        if local.copy.reserve is None or local.is_busy or entry is None:
+            return False
+        if self._logs.site not in entry.members:
+            return local.kind != "frozen"
+        return local.kind in ("home", "copy") and local.copy.label > 0
 
     async def _run(self, local: Local) -> None:
         saved = 0
@@ -101,16 +111,16 @@ class Replacement:
                     self._links.want(member)
                 if local.copy.reserve is not None and local.copy.label:
                     await self._give_up(local, entry)
-                if local.kind == "frozen" and saved != entry.epoch:
-                    await self._salvage(local, entry, local.stream, local.copy.state())
-                    saved = entry.epoch
-                is_safe = await self._is_safe(local, entry)
-                if not is_safe and self._may_put_aside(entry, deadline):
+                if await self._is_safe(local, entry):
+                    if local.kind == "frozen" and saved != entry.epoch:
+                        await self._salvage(local, entry, local.stream, local.copy.state())
+                        saved = entry.epoch
+                    await self._replace(local, entry, kept)
+                    return
+                if self._may_put_aside(entry, deadline):
                     await self._logs.put_aside(local, entry)
                     log.warning("the log of %s was put aside: too few others answer", local.name)
-                    is_safe = True
-                if is_safe:
-                    await self._replace(local, entry, kept)
+                    await self._replace(local, entry, kept)  # what only it has is brought later
                     return
             except (SkerryError, Down) as error:
                 log.debug("%s is not replaced yet: %s", local.name, error)
@@ -135,7 +145,10 @@ class Replacement:
             await self._salvage(local, entry, reserve_of(local.name), reserve)
         async with local.lock:
             newest = self._logs.entry(local.name)
-            if newest is not None and newest.epoch == entry.epoch and local.copy.label:
+            if newest is None or newest.epoch != entry.epoch:
+                return
+            if local.copy.label or self._logs.site not in entry.members:
+                await self._logs.write_marks(local)  # they count alone from now on
                 await self._logs.drop_reserve(local)
 
     async def _replace(

@@ -19,6 +19,8 @@ from skerry.model.promotion import Copy, State
 from skerry.model.topic import TopicSettings
 
 OUTBOX = "outbox"
+OPENING = "skerry.opening"
+"""The mark of a home that is shut only until its members were asked."""
 MARKS = ("label", "sealed", "root")
 """What `skerry.model.promotion` has every copy remember, kept in the stream's metadata."""
 
@@ -49,6 +51,8 @@ class Local:
         self.stuck = 0.0
         """Since when it waits, sealed, for an epoch that does not come."""
         self.patience = 0.0
+        self.count = 0
+        """How many events the log held when it was looked at last."""
         self.checked = 0
         """The start of the engine since which a home here is known to be behind no member."""
         self.is_reopened = False
@@ -80,6 +84,8 @@ def learn(local: Local, info: dict[str, Any], fabric: str) -> None:
         local.kind = "home"
     copy = local.copy
     copy.last = info["state"]["last_seq"]
+    local.count = info["state"]["messages"]
+    local.is_reopened = local.kind == "frozen" and OPENING in marks
     for mark in MARKS:
         setattr(copy, mark, max(int(marks.get(f"skerry.{mark}", 0)), getattr(copy, mark)))
     local.epoch = int(marks.get("skerry.epoch", 0))

@@ -79,6 +79,8 @@ class Upkeep:
             self._copies.following.make_way(local, entry)
             if now - local.touched > self._idle:
                 await self._readers.drop_unread(local, entry, now)
+        elif local.kind == "frozen" and entry.home == self._copies.site:
+            self._watch_seal(local, entry, now)
         elif local.kind == "home" and local.sources:
             idle = {site for site, until in local.sources.items() if now > until}
             if idle:

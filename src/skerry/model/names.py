@@ -56,7 +56,7 @@ TopicText = Annotated[
 ]
 SubscriptionText = Annotated[str, Meta(pattern=rf"^{_T}{{1,64}}\Z")]
 SiteText = Annotated[str, Meta(pattern=rf"^{_T}{{1,32}}\Z")]
-InboxText = Annotated[str, Meta(max_length=255, pattern=rf"^{INBOX}(\.{_T}+)+\Z")]
+InboxText = Annotated[str, Meta(max_length=255, pattern=rf"^{INBOX}(\.[A-Za-z0-9_~-]+)+\Z")]
 
 
 def check_topic(name: str) -> str:

@@ -55,6 +55,8 @@ class State(msgspec.Struct, frozen=True):
     """Whether its engine started so lately that it has forgotten ids which publishers remember."""
     reserve: bool = False
     """Whether this is told of a log that was put aside, and takes time to bring back."""
+    count: int = 0
+    """How many events the copy holds."""
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -131,6 +133,8 @@ def may_open(
     holds whatever was acknowledged at level `quorum`."""
     others = {state.site: state for state in states if state.site in members}
     others.pop(home.site, None)
+    if len(members) == 1:
+        return True  # nobody could tell
     if any((other.label, other.last) > (home.label, home.last) for other in others.values()):
         return False
     return True if is_trusted or len(others) >= read_quorum(len(members)) else None
@@ -301,8 +305,9 @@ class Copy:
         False: this copy has promised a later epoch, and who asked for that may count on it."""
         if self.sealed > epoch:
             return False
-        if self.label:
-            whole = State(self.site, self.label, self.last, self.root, young=True, reserve=True)
-            self.reserve = whole if keep else None
+        if keep and self.label:
+            self.reserve = State(
+                self.site, self.label, self.last, self.root, young=True, reserve=True
+            )
         self.label = self.root = self.last = self.following = 0
         return True

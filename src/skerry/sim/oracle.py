@@ -132,6 +132,8 @@ class Oracle:
                 continue
             if site.home_of:
                 return f"{site} is still the home of epoch {site.home_of}"
+            if site.copy.reserve is not None:
+                return f"{site} still has what it put aside"
             if site.name in entry.members:
                 if site.copy.following != entry.epoch or site.copy.label != entry.epoch:
                     return f"{site} does not follow epoch {entry.epoch}"

@@ -306,10 +306,12 @@ class Site(Asker):
     # Leaving a history.
 
     def _release(self) -> None:
-        """The reserve is of no use once the copy has reached a base; what only a former home had
-        beyond the fork goes to the home first."""
+        """The reserve is of no use once the copy has reached a base, or the site is no member any
+        more; what only a former home had beyond the fork goes to the home first."""
         entry = self.view.entry
-        if entry is None or self.copy.reserve is None or not self.copy.label:
+        if entry is None or self.copy.reserve is None:
+            return
+        if not self.copy.label and self.name in entry.members:
             return
         if self.release is None or self.release.epoch != entry.epoch:
             self.release = Salvage(self, entry, self.kept, self.kept_of)
@@ -345,8 +347,8 @@ class Site(Asker):
         if not self.copy.rebuild(entry.epoch, keep):
             self._stuck(entry)
             return
-        if label:
-            self.kept = list(self.log) if keep else []
+        if keep and label:
+            self.kept = list(self.log)
             self.kept_of = self.home_of
         self.world.network.note(f"{self} {'puts aside' if keep else 'discards'} {self.log}")
         self.clearance = None
