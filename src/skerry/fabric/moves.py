@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from skerry.directory.store import Store
-from skerry.errors import Conflict, MoveFailed, SkerryError
+from skerry.errors import Conflict, MoveFailed, SkerryError, Unavailable
 from skerry.fabric.tasks import Tasks
 from skerry.model.fabric import TopicEntry, topic_key
 from skerry.model.names import TopicText
@@ -25,6 +25,8 @@ FREEZE = 5.0
 """Seconds that a home stays shut for a move before it opens again by itself."""
 PRECOPY = 60.0
 """Seconds that the new home may take to get the log before the move is given up."""
+HEARD = 2.0
+"""Seconds that a site that is up may take to answer the first question."""
 SETTLE_TIME = 5.0
 """Seconds that a site may take to make its log what an entry says."""
 
@@ -95,7 +97,7 @@ class Moves:
         fresh = [site for site in members if site not in entry.members]
         wanted = msgspec.structs.replace(entry, members=(*entry.members, *fresh))
         for site in fresh:
-            await self._ask(site, "peer.prepare", wanted, timeout=SETTLE_TIME)
+            await self._ask_again(site, "peer.prepare", wanted, SETTLE_TIME)
         deadline = asyncio.get_running_loop().time() + PRECOPY
         behind = set(members) - {entry.home}
         behind = {site for site in behind if site in fresh or site == members[0]}
@@ -115,8 +117,20 @@ class Moves:
                 await asyncio.sleep(0.02)
 
     async def _state(self, site: str, name: str) -> State | None:
-        data = await self._ask(site, "peer.state", {"name": name})
+        data = await self._ask_again(site, "peer.state", {"name": name}, 2.0)
         return msgspec.json.decode(data, type=State | None)
+
+    async def _ask_again(self, site: str, service: str, body: object, timeout: float) -> bytes:
+        """Ask a site that is linked, for a while. Its beats may come before its engine has told
+        ours that somebody listens there: seen once in 169 runs right after a start."""
+        deadline = asyncio.get_running_loop().time() + HEARD
+        while True:
+            try:
+                return await self._ask(site, service, body, timeout=timeout)
+            except Unavailable:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+            await asyncio.sleep(0.02)
 
     async def _wait_for(self, entry: TopicEntry, members: tuple[str, ...], last: int) -> bool:
         """Until the new home, and enough of the next members, hold the frozen log. Whether the new
