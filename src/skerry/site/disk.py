@@ -3,7 +3,8 @@
 When a write to a log fails for want of room, the engine gives up that log for as long as it runs:
 publishers get no answer, even when there is room again, and only the engine's own messages tell.
 So we look there, and start the engine anew once the disk has room. Nothing that was acknowledged
-is lost by it.
+is lost by it. A disk without any room does not take the engine's message either, so we look at that
+as well.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ LOOK = 1.0
 ROOM = 16 * 1024 * 1024
 """Bytes that must be free before the engine is started anew; twice the largest event."""
 
+NO_ROOM = 4096
+"""Bytes of a block, without which nothing can be written."""
+
 _FULL = b"no space left on device"
 
 
@@ -31,9 +35,9 @@ async def watch_disk(engine: Engine, folder: Path) -> None:
     while True:
         await asyncio.sleep(LOOK)
         size = _size(engine.log_path)
-        if size == position:
-            continue
-        is_full = _FULL in _since(engine.log_path, position if position < size else 0)
+        is_full = shutil.disk_usage(folder).free < NO_ROOM
+        if size != position:
+            is_full |= _FULL in _since(engine.log_path, position if position < size else 0)
         position = size
         if not is_full:
             continue
