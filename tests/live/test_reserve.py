@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from skerry import Client
+from skerry.fabric.fabric import Fabric
 from skerry.fabric.relay import Question
 from skerry.model.names import reserve_of
 from skerry.testing import LocalFabric
@@ -19,6 +21,24 @@ def four_sites() -> LocalFabric:
 
 async def has_reserve(fabric: LocalFabric, site: str) -> bool:
     return await last_index(fabric.agent(site), reserve_of("t")) is not None
+
+
+async def begun_anew(fabric: LocalFabric, client: Client) -> tuple[Fabric, int]:
+    """Have `a` a former home whose fresh copy stays empty, and `c` lost with less than the others;
+    return the part of `a`, and how many events a quorum has."""
+    await client.create_topic("t", home="a", replicas=2, spread=["b", "c"])
+    async with Load(client, "t", ack="quorum") as load:
+        await fabric.crash("c")
+        await load.go_on()
+    part = fabric.agent("a").fabric
+    assert part is not None
+
+    async def nobody(question: Question) -> str | None:
+        return None
+
+    part.copies.following.relay._choose = nobody
+    await client.move_topic("t", "b")
+    return part, load.count
 
 
 async def test_quorum_goes_on_with_a_former_home_while_another_member_is_away() -> None:
@@ -44,21 +64,9 @@ async def test_a_log_that_was_put_aside_leads_again() -> None:
     """The new home is lost before the former one has a fresh copy: the only log that has all is
     the one that was put aside."""
     async with four_sites() as fabric, fabric.connect("hub", "admin", timeout=60) as client:
-        await client.create_topic("t", home="a", replicas=2, spread=["b", "c"])
-        async with Load(client, "t", ack="quorum") as load:
-            await fabric.crash("c")
-            await load.go_on()
-        part = fabric.agent("a").fabric
-        assert part is not None
-
-        async def nobody(question: Question) -> str | None:
-            return None
-
-        part.copies.following.relay._choose = nobody
-        await client.move_topic("t", "b")
+        part, count = await begun_anew(fabric, client)
 
         def is_anew() -> bool:
-            assert part is not None
             local = part.copies.local("t")
             return local is not None and local.kind == "copy" and local.copy.needs_reserve
 
@@ -66,33 +74,22 @@ async def test_a_log_that_was_put_aside_leads_again() -> None:
         assert await last_index(fabric.agent("a"), "t~t") == 0
         await fabric.crash("b")
         await fabric.start("c")
-        assert await client.publish("t", names(load.count + 1)[-1], ack="quorum")
+        assert await client.publish("t", names(count + 1)[-1], ack="quorum")
         assert await home_of(fabric, "t") == "a"
         assert not await has_reserve(fabric, "a")
         await fabric.start("b")
-        await check_all(fabric, "t", MEMBERS, names(load.count + 1))
+        await check_all(fabric, "t", MEMBERS, names(count + 1))
 
 
 async def test_a_log_that_was_put_aside_outlives_a_crash() -> None:
     """What counts is on disk: the engine is killed while the fresh copy is empty."""
     async with four_sites() as fabric, fabric.connect("hub", "admin", timeout=60) as client:
-        await client.create_topic("t", home="a", replicas=2, spread=["b", "c"])
-        async with Load(client, "t", ack="quorum") as load:
-            await fabric.crash("c")
-            await load.go_on()
-        part = fabric.agent("a").fabric
-        assert part is not None
-
-        async def nobody(question: Question) -> str | None:
-            return None
-
-        part.copies.following.relay._choose = nobody
-        await client.move_topic("t", "b")
+        _, count = await begun_anew(fabric, client)
         await until(lambda: has_reserve(fabric, "a"))
         await fabric.crash("a")
         await fabric.crash("b")
         await fabric.start("a")
         await fabric.start("c")
-        assert await client.publish("t", names(load.count + 1)[-1], ack="quorum")
+        assert await client.publish("t", names(count + 1)[-1], ack="quorum")
         await fabric.start("b")
-        await check_all(fabric, "t", MEMBERS, names(load.count + 1))
+        await check_all(fabric, "t", MEMBERS, names(count + 1))

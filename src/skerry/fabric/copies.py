@@ -244,9 +244,9 @@ class Copies:
         return self._state(local)
 
     def _state(self, local: Local) -> State:
-        state = msgspec.structs.replace(local.copy.state(), count=local.count)
+        state = local.copy.state()
         young = local.kind == "copy" and self._connection.now() < self.young_until
-        return msgspec.structs.replace(state, young=state.young or young)
+        return msgspec.structs.replace(state, young=state.young or young, count=local.count)
 
     def _root(self, name: str) -> int:
         local = self.logs.get(name)

@@ -7,8 +7,8 @@ So after every start of its engine a home is shut, asks its members how far they
 again in the same epoch (`promotion.may_open`). Members that do not answer in time are not waited
 for, unless something speaks against this log: then a read quorum of the others must answer.
 
-A log that was cut short, or has holes, does not open: the leader is asked for another epoch, whose
-home is a member that has all. The log here is copied anew from that one.
+A log that was cut short, or that has holes where a member has events, does not open: the leader is
+asked for another epoch, whose home is a member that has all. The log here is copied anew from it.
 
 Nobody else writes meanwhile. Publishers lost their connection with the engine, and send one event
 at a time until that is answered, so to open in the same epoch puts nothing out of order.
@@ -134,7 +134,7 @@ class Openings:
     def _judge(self, local: Local, entry: TopicEntry, answers: dict[str, State]) -> bool | None:
         mine = State(self._logs.site, entry.epoch, local.copy.last)
         ends, lost = (self.tide.ends, self.tide.lost) if self.tide is not None else ({}, {})
-        is_whole = local.name not in ends
+        is_whole = local.copy.last >= ends.get(local.name, 0)  # a copy may have fetched it again
         verdict = may_open(mine, entry.members, answers.values(), is_whole and self.is_trusted)
         # What was lost is brought back from whoever has it: a member becomes the home.
         if local.name in lost and len(entry.members) > 1 and is_whole:
@@ -155,7 +155,7 @@ class Openings:
         return {state.site: state for state in states if state is not None}
 
     async def _state(self, site: str, name: str) -> State | None:
-        with contextlib.suppress(SkerryError):
+        with contextlib.suppress(SkerryError, msgspec.MsgspecError):
             data = await self._peers.ask(site, "peer.state", {"name": name}, timeout=1.0)
             return msgspec.json.decode(data, type=State | None)
         return None
