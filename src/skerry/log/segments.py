@@ -7,14 +7,17 @@ frozen. They belong to this site alone; the same log may be one stream at anothe
 
     t~roof          1 …………… 500 | 501 502      frozen; 501 and 502 are not part of the history
     t~roof~~1                     501 ………… 800   frozen
-    t~roof~~2                                801 …   active: a home, or the copy of one
+    t~roof~~2                                801 …   active: the copy of a home
 
-The first stream has the log's own name and is there as long as the log is, even when all that it
-held has aged out. Its metadata lists the chain, so whoever asks about it knows where to read. A
-segment ends where the next one begins: what a frozen stream holds beyond that counts for nothing.
+A segment ends where the next one begins: what a frozen stream holds beyond that counts for nothing.
+Later the agent welds the segments into one stream, with a higher number, and removes them. A home
+is always a single stream; the directory's entry names it (`TopicEntry.stream`).
 
-A reader whose segment becomes frozen is told by the engine: its consumer is removed. Whoever reads
-by index looks again when the index is not there.
+The stream with the log's own name is there as long as the log is, even when it holds nothing any
+more: it is the *signpost*. Its metadata lists the chain, so whoever reads at this site asks about it
+first. The list may change at any time. A reader whose segment becomes frozen, or is removed, is
+told by the engine: its consumer is gone. Whoever reads by index looks again when the index, or the
+stream, is not there.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ import msgspec
 from skerry.model.names import stream_of
 
 CHAIN = "skerry.chain"
-"""Where the metadata of the first stream lists the chain: `[[number, first index], …]`."""
+"""Where the metadata of the signpost lists the chain: `[[number, first index], …]`."""
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -50,7 +53,7 @@ Chain = tuple[Segment, ...]
 
 
 def chain_of(topic: str, info: dict[str, Any]) -> Chain:
-    """The chain of the log of `topic`, from what the engine says of its first stream."""
+    """The chain of the log of `topic`, from what the engine says of its signpost."""
     listed = (info["config"].get("metadata") or {}).get(CHAIN)
     places = msgspec.json.decode(listed, type=list[tuple[int, int]]) if listed else [(0, 1)]
     return chain(topic, places)
