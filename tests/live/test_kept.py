@@ -12,7 +12,7 @@ import pytest
 import skerry
 from skerry import Client, errors
 from skerry.client import client as clients
-from skerry.log import append, kept
+from skerry.log import kept, sending
 from skerry.log.append import Publisher
 from skerry.model.fabric import TopicEntry
 from skerry.testing import LocalFabric
@@ -167,7 +167,7 @@ async def test_the_publisher_behind_publish_stays_while_it_keeps_events_for_a_ne
     fabric: LocalFabric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clients, "WRITERS", 2)
-    monkeypatch.setattr(append, "LINGER", 0.1)
+    monkeypatch.setattr(sending, "LINGER", 0.1)
     async with fabric.connect("hub") as client:
         await client.create_topic("other")
         await client.publish("t", "again", ack="home")
@@ -179,14 +179,14 @@ async def test_the_publisher_behind_publish_stays_while_it_keeps_events_for_a_ne
         await check_log(fabric, ["first", "again", *expected[1:]])
 
 
-@pytest.mark.parametrize("remembered", [append.REMEMBERED, TIMEOUT])
+@pytest.mark.parametrize("remembered", [sending.REMEMBERED, TIMEOUT])
 async def test_what_is_older_than_ids_are_remembered_is_looked_for_before_it_is_sent_again(
     fabric: LocalFabric, monkeypatch: pytest.MonkeyPatch, remembered: float
 ) -> None:
     """A publisher hears that its events are lost, and that they have to be stored again, at a home
     that has them all and has forgotten their ids. If it took them to be remembered, each would be
     stored twice."""
-    monkeypatch.setattr(append, "REMEMBERED", remembered)
+    monkeypatch.setattr(sending, "REMEMBERED", remembered)
     part = fabric.agent("farm").fabric
     assert part is not None
     jetstream = part.copies._jetstream
@@ -198,7 +198,7 @@ async def test_what_is_older_than_ids_are_remembered_is_looked_for_before_it_is_
         publisher = client.publisher("t", ack="home")
         expected = await only_at_home(fabric, publisher, 20)
         await passes(TIMEOUT + 1)
-        entry = publisher._entry
+        entry = publisher._sending.entry
         assert entry is not None
         lineage = (*entry.lineage, (entry.epoch + 1, 1))
         lost = msgspec.structs.replace(entry, epoch=entry.epoch + 1, lineage=lineage)
@@ -221,7 +221,7 @@ async def test_a_publisher_says_what_it_leaves_behind(
     def said() -> list[str]:
         return [each.getMessage() for each in caplog.records if each.name == WARNING]
 
-    monkeypatch.setattr(append, "LINGER", TIMEOUT)
+    monkeypatch.setattr(sending, "LINGER", TIMEOUT)
     async with fabric.connect("hub") as client:
         publisher = client.publisher("t")
         await only_at_home(fabric, publisher, 10)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import secrets
+from typing import Protocol
 
 import msgspec
 
@@ -22,8 +22,18 @@ ACK = re.compile(rb'\{"stream":"[^"]*",(?:"domain":"[^"]*",)? ?"seq":(\d+)')
 WRONG_SEQUENCE = 10071
 """The engine's refusal of a write whose condition does not hold."""
 
-InFlight = tuple[asyncio.Future[int], Frame, float, str]
-"""What waits for its acknowledgement: the caller's future, the frame to send again, when it was
+
+class Ticket(Protocol):
+    """What a caller waits with: an `asyncio.Future`."""
+
+    def done(self) -> bool: ...
+    def set_result(self, result: int, /) -> None: ...
+    def set_exception(self, exception: BaseException, /) -> None: ...
+    def exception(self) -> BaseException | None: ...
+
+
+InFlight = tuple[Ticket, Frame, float, str]
+"""What waits for its acknowledgement: the caller's ticket, the frame to send again, when it was
 sent, and its topic. A bare tuple: one is made for every event."""
 
 

@@ -1,0 +1,602 @@
+"""A publisher's sending: which event goes when, and what its caller is told. Pure, no I/O.
+
+Exactly once. Every event carries an id, and a log refuses an id that it has seen within its
+duplicate window, answering with the index of the first copy. So whatever was not acknowledged when
+a connection was lost, or a home, is sent again, in order. It stops before the window ends: then the
+caller gets `OutcomeUnknown`, not a guess.
+
+Order. A publisher's events are stored in the order it sent them. Each connection delivers a prefix
+of that order, beginning with the oldest event not yet acknowledged; two copies of one prefix,
+interleaved, store every event behind all before it. Between sites a link may swallow some and
+deliver later ones, so there the publisher looks: when nobody answers, or nothing is acknowledged
+for a while, or the home changes, it holds back, sends the oldest alone, and the rest once that is
+acknowledged. How long a while is goes by the trips that were measured; a link always takes longer
+to come back. An acknowledgement that comes later all the same counts.
+
+A lost home. What the home acknowledged and too few replicas have yet is kept. What of it the next
+home lacks is sent there, in order, before anything newer, and for as long as that takes: its caller
+relies on it. So even at level `home` a lost home costs nothing while the publisher lives; what a
+publisher leaves behind is salvaged when the old home is back. What is older than the duplicate
+window is looked for in the log before it is sent, for its former home may have brought it.
+
+So an event is in one of four places, in this order of age: *kept*, acknowledged, and of that *lost*
+what has to be stored again; *waiting* for replicas, at level `quorum`, or *in flight* to the home:
+for these two a caller waits, and is told if it takes too long.
+
+    in flight ──answer──▶ waiting ──report──▶ told          (level quorum)
+        │  ▲                 │
+        │  └─────on_route────┘
+        └─────answer─────▶ told, kept ──report──▶ let go    (level home)
+                               │  ▲
+                       on_route▼  │answer
+                               lost
+
+And the way to the home is in one of six phases:
+
+    phase      what goes out        until
+    nowhere    nothing, none taken  on_located ▶ probing
+    away       nothing              on_up ▶ probing
+    recalling  nothing              on_recalled ▶ probing
+    probing    the oldest, alone    acknowledged ▶ free; nobody took it ▶ pausing; silence ▶ again
+    pausing    nothing              on_retry ▶ probing; acknowledged ▶ free
+    free       each as it is sent   silence ▶ probing; nobody took it ▶ pausing
+
+From any but nowhere: on_gone ▶ nowhere; on_down ▶ away, but recalling goes on; on_route ▶ recalling
+if the home may have forgotten what it has, else probing. Where there is no fabric the engine at the
+other end of the connection is the home, and the way is free as soon as there is one.
+
+Whoever drives it tells what happened, then carries out `actions` in order, and settles the tickets
+in `told` and `failed`. Each ticket is in one of them once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator
+from itertools import chain
+from typing import Literal, NamedTuple
+
+from skerry.config import DUPLICATE_WINDOW
+from skerry.errors import OutcomeUnknown, SkerryError, StorageFull
+from skerry.log.frames import InFlight, Ticket, id_of, is_nobody, outcome_of
+from skerry.log.kept import BYTES, EVENTS, Kept
+from skerry.log.topics import unknown_topic
+from skerry.model.fabric import TopicEntry
+from skerry.model.placement import TopicUse
+from skerry.model.topic import Ack
+from skerry.model.way import Way
+
+log = logging.getLogger("skerry.publisher")
+
+LINGER = 10.0
+"""Seconds that a closed publisher goes on keeping what replicas lack."""
+REMEMBERED = DUPLICATE_WINDOW - 10
+"""Seconds for which a home surely refuses a second copy of an event."""
+SUSPECT = 0.15
+SUSPECT_MOST = 0.45
+"""Seconds without an acknowledgement after which what was sent over a link counts as lost: half as
+much again as the way there and back may take; the former at the least; at the most the latter and
+two trips, as long as the shortest of late. A link is dialled again after 0.5 s, and needs more than
+two trips then."""
+RETRY_FIRST = 0.002
+RETRY_MOST = 0.1
+"""Seconds before the oldest event is tried again when nobody took it."""
+TRIPS = 64
+"""Acknowledgements of which it is remembered how long they took, until somebody asks: of events
+that were sent while none was in flight, so that none waited behind another."""
+
+Phase = Literal["nowhere", "away", "recalling", "probing", "pausing", "free"]
+
+
+class Write(NamedTuple):
+    """Write these events to today's home, in this order."""
+
+    events: list[InFlight]
+
+
+class Recall(NamedTuple):
+    """Look which events a home has, and tell with `on_recalled`."""
+
+    entry: TopicEntry
+    first: int
+    last: int | None
+    """The indexes to look at; None: up to the newest."""
+    wanted: dict[str, int]
+    """Their ids, with their numbers."""
+    began: float
+    after: float
+    """Seconds to wait before that."""
+
+
+class Retry(NamedTuple):
+    """Call `on_retry` after so many seconds; any earlier wish is void."""
+
+    after: float
+
+
+Action = Write | Recall | Retry | Literal["aim", "reach", "look", "end"]
+"""Aim: write to today's home from now on, and ignore answers to what was written before. Reach: ask
+for links to home and replicas, and replicas for reports. Look: call `on_look` soon. End: nothing is
+left to do, for good."""
+
+
+class Sending:
+    """What one publisher has to send, and how far that is."""
+
+    def __init__(
+        self, topic: str, ack: Ack | None, window: int, window_bytes: int, timeout: float,
+        is_up: bool,
+    ) -> None:  # fmt: skip
+        self.actions: list[Action] = []
+        self.told: dict[Ticket, int] = {}
+        self.failed: dict[Ticket, SkerryError] = {}
+        self.phase: Phase = "nowhere"
+        self.takes = False
+        """Whether another event may be sent now."""
+        self.is_open = True
+        self.entry: TopicEntry | None = None
+        self.level: Ack = "home"
+        self.outbox = ""
+        """The site whose outbox this publisher writes to: in another, its events could overtake."""
+        self.in_flight: dict[int, InFlight] = {}
+        self.kept = Kept()
+        """What was acknowledged to its caller, and too few replicas have."""
+        self.waits = Kept()
+        """What the home has stored, and whose caller waits for replicas."""
+        self._topic = topic
+        self._ack = ack
+        self._window = window
+        self._window_bytes = window_bytes
+        self._timeout = timeout
+        self._is_up = is_up
+        self._site = ""
+        """Where the connection leads."""
+        self._bytes = 0
+        """Of what is in flight."""
+        self._keeps = False
+        self._overflowed = False
+        """Whether it was said that there is more to keep than there is room for."""
+        self._acked_last = 0
+        """The highest index in the topic's history of what was acknowledged to this publisher."""
+        self._held = 0
+        """The last index that enough replicas hold."""
+        self._question: Recall | None = None
+        self._closing = 0.0
+        self._wait = RETRY_FIRST
+        self._watched = False
+        self._progressed = 0.0
+        self._suspect = SUSPECT
+        self._first_sent = 0.0
+        self._probe_sent = 0.0
+        """When the event that went alone was sent, the first time and the last."""
+        self._way = Way()
+        self._shortest: deque[float] = deque(maxlen=8)
+        """Seconds that the last of such trips took at the least."""
+        self._timed = False
+        """Whether `_progressed` is when the only event in flight was sent."""
+        self._trips: deque[float] = deque(maxlen=TRIPS)
+        self._stored = 0
+        self._stored_bytes = 0
+        """What was acknowledged since `used` was asked, frames included."""
+
+    # Where to
+
+    def on_located(self, entry: TopicEntry | None, site: str, now: float) -> None:
+        """The topic was found, by a connection to `site`; None: there is no fabric."""
+        self._site = site
+        self._enter(entry)
+        self._restart(now)
+        self.actions.append("reach")
+        self._make_room()
+
+    def on_route(self, entry: TopicEntry, now: float) -> None:
+        """The topic has another home, or other replicas, or another level."""
+        before, level = self.entry, self.level
+        assert before is not None
+        self._enter(entry)
+        if level == "quorum" != self.level:
+            # What waits for replicas has reached its home: if that is enough now, it waits no more.
+            for number, (index, event) in self.waits.items():
+                self.kept.add(number, index, event)
+                self.told[event[0]] = index
+            self.waits.clear()
+        self._wait = RETRY_FIRST
+        recalls = self.phase == "recalling"
+        if entry.epoch != before.epoch:
+            self._held = 0
+            self._take_back(entry.fork(before.epoch))
+            recalls = entry.forgetful
+        if self.phase == "recalling":
+            self.phase = "away"
+        if recalls or self._is_old(now):
+            self._look_back(now)
+        if self._is_up:
+            self._restart(now)
+            self.actions.append("reach")
+        self._make_room()
+
+    def _enter(self, entry: TopicEntry | None) -> None:
+        self.entry = entry
+        if entry is not None:
+            self.level = self._ack or entry.settings.ack
+            self._keeps = len(entry.members) > 1 and self.level != "outbox"
+
+    def _take_back(self, fork: int) -> None:
+        """Send again what a home stored and is not part of the history: beyond `fork`."""
+        self.kept.lose_beyond(fork)
+        self._wait_anew(self.waits.take_beyond(fork))
+        self._acked_last = min(self._acked_last, fork)
+
+    def _wait_anew(self, events: dict[int, InFlight]) -> None:
+        """What waited for replicas is in flight to the home again."""
+        self.in_flight = events | self.in_flight  # older than all in flight
+        self._bytes += sum(len(event[1]) for event in events.values())
+
+    def on_gone(self) -> None:
+        """The topic was deleted. One of its name may be made again, and is looked for then."""
+        self.entry = None
+        self.phase = "nowhere"
+        self._watched = False
+        self.kept.clear()  # it is deleted with all its events
+        self._wait_anew(self.waits.clear())
+        self._acked_last = 0
+        self.give_up(unknown_topic(self._topic))
+
+    def on_up(self, site: str, now: float) -> None:
+        """The connection is back, perhaps at another site."""
+        self._is_up, self._site = True, site
+        if self.phase != "nowhere":
+            self._restart(now)
+
+    def on_down(self) -> None:
+        """The connection is lost."""
+        self._is_up = False
+        if self.phase not in ("nowhere", "recalling"):
+            self.phase = "away"
+
+    # Holding back
+
+    def _restart(self, now: float) -> None:
+        """Send everything again that has to be stored, the oldest first and alone."""
+        if self.level == "outbox":
+            self.outbox = self.outbox or self._site
+        self.actions.append("aim")
+        self._timed = False  # what is sent again says nothing of the way
+        self._progressed = self._first_sent = now
+        if self.phase != "recalling":
+            self._probe(now)
+
+    def _probe(self, now: float) -> None:
+        """Send the oldest alone; if there is none, the next one sent is the probe."""
+        if not self._is_up or (self.outbox and self.outbox != self._site):
+            self.phase = "away"  # until the client is back at its own site
+        elif self.entry is None:
+            self._go_on()
+        else:
+            self.phase = "probing"
+            self._probe_sent = now
+            if (oldest := next(self._to_store(), None)) is not None:
+                self.actions.append(Write([oldest]))
+
+    def _to_store(self) -> Iterator[InFlight]:
+        """What the home has not stored, the oldest first."""
+        return chain(self.kept.lost.values(), self.in_flight.values())
+
+    def _go_on(self) -> None:
+        """The oldest was acknowledged: the way is free."""
+        self.phase = "free"
+        self._wait = RETRY_FIRST
+        if events := list(self._to_store()):
+            self.actions.append(Write(events))
+
+    def _stumble(self) -> None:
+        """Nobody took an event: the home is shut, moving or lost. Try the oldest again soon."""
+        if self.phase in ("probing", "free"):
+            self.phase = "pausing"
+            self.actions.append(Retry(self._wait))
+            self._wait = min(self._wait * 1.6, RETRY_MOST)
+
+    def on_retry(self, now: float) -> None:
+        """It is time to try again."""
+        if self.phase == "pausing":
+            self.actions.append("reach")
+            self._restart(now)
+
+    def on_look(self, now: float) -> None:
+        """Look after what no message tells: silence, the end."""
+        self._watched = False
+        if not self.is_open and (not self.kept or now > self._closing):
+            self._end(now)
+            return
+        if not self.in_flight and not self.waits and not self.kept:
+            return  # the next one sent looks again
+        self._watch()
+        sent = self.in_flight or self.kept.lost
+        if sent and self.phase in ("probing", "free") and now - self._progressed > self._suspect:
+            # What was sent may be lost, or only late. Send the oldest again, alone; should what
+            # was sent before be acknowledged after all, it counts.
+            if self.phase == "probing":
+                self._suspect = min(self._suspect * 2, 5.0)
+            self._timed = False
+            self._progressed = now
+            self._probe(now)
+
+    def _watch(self) -> None:
+        if not self._watched:
+            self._watched = True
+            self.actions.append("look")
+
+    # Recalling
+
+    def _is_old(self, now: float) -> bool:
+        """Whether the home may have had, and forgotten, what was lost with another."""
+        oldest = next(iter(self.kept.lost.values()), None)
+        return oldest is not None and now - oldest[2] > REMEMBERED
+
+    def _look_back(self, now: float, after: float = 0.0) -> None:
+        """Send nothing again before it is known which of it the home has. It knows the ids of what
+        it took itself, unless that was long ago."""
+        entry = self.entry
+        if entry is None or self.level == "outbox" or not (self.in_flight or self.kept.lost):
+            return
+        self.phase = "recalling"
+        places = self.kept.lost | self.in_flight
+        wanted = {id_of(event[1]): number for number, event in places.items()}
+        last = None if self._is_old(now) else entry.base
+        self._question = Recall(entry, self._acked_last + 1, last, wanted, now, after)
+        self.actions.append(self._question)
+
+    def on_recalled(self, question: Recall, found: dict[str, int] | None, now: float) -> None:
+        """The home has these ids, with their indexes; None: it did not say."""
+        if self.phase != "recalling" or question is not self._question:
+            return  # it is about another home
+        if found is None and (self.in_flight or self.kept.lost):
+            self.actions.append("reach")
+            self._look_back(now, RETRY_MOST)
+            return
+        for identity, index in (found or {}).items():
+            number = question.wanted[identity]
+            if (event := self.kept.lost.pop(number, None) or self._take(number)) is not None:
+                self._acknowledged(number, index, event)
+        if found is not None and question.last is None:
+            self.kept.stamp(question.began)
+        self._progressed = now
+        self._probe(now)
+        self._make_room()
+
+    # Sending, and answers
+
+    def on_send(self, number: int, event: InFlight, now: float) -> bool:
+        """An event was made; whether to write it now. `now` matters only in a fabric."""
+        in_flight = self.in_flight
+        if self.entry is not None:
+            if not in_flight and not self.kept.lost:
+                self._progressed = self._first_sent = self._probe_sent = now
+                self._timed = True
+                if not self._watched:
+                    self._watch()
+            elif now - self._progressed > self._suspect and self.phase == "free":
+                self.phase = "probing"  # the loop stood still, and `on_look` has yet to look
+        in_flight[number] = event
+        self._bytes += len(event[1])
+        if len(in_flight) >= self._window or self._bytes >= self._window_bytes:
+            self.takes = False
+        if self.phase == "free":
+            return True
+        if self.phase in ("probing", "pausing") and len(in_flight) == 1 and not self.kept.lost:
+            self.phase = "probing"
+            return True
+        return False
+
+    def on_answers(self, answers: dict[int, int], now: float) -> None:
+        """The home, or the outbox, has stored these numbers, at these indexes."""
+        take, told, alone = self.in_flight.pop, self.told, self.entry is None
+        taken = size = 0
+        again = False
+        for number, index in answers.items():
+            event = take(number, None)
+            if event is not None:
+                taken += 1
+                size += len(event[1])
+                if alone:
+                    told[event[0]] = index
+                else:
+                    self._acknowledged(number, index, event)
+            elif (event := self.kept.lost.pop(number, None)) is not None:
+                again = True
+                self._acknowledged(number, index, event)
+        self._bytes -= size
+        self._stored += taken
+        self._stored_bytes += size
+        if taken or again:
+            self._progress(now)
+        self._make_room()
+
+    def on_refusal(self, number: int, head: bytes, data: bytes, now: float) -> None:
+        """An event was answered with something else than an index."""
+        event = self.in_flight.get(number) or self.kept.lost.get(number)
+        if event is None:
+            return
+        if self.entry is not None and is_nobody(head):
+            self._stumble()
+            return
+        error = outcome_of(event[3], head, data)
+        assert not isinstance(error, int)
+        if self._take(number):
+            self.failed[event[0]] = error
+        elif isinstance(error, StorageFull):  # until there is room; and none overtakes it
+            self.give_up(error)
+            self._stumble()
+        else:
+            del self.kept.lost[number]
+            log.warning(
+                "%s: an acknowledged event was lost with its home, and the next one refuses it: %s",
+                event[3], error.what,
+            )  # fmt: skip
+            self._progress(now)
+        self._make_room()
+
+    def _take(self, number: int) -> InFlight | None:
+        """Take an event out of what is in flight."""
+        event = self.in_flight.pop(number, None)
+        self._bytes -= 0 if event is None else len(event[1])
+        return event
+
+    def _acknowledged(self, number: int, index: int, event: InFlight) -> None:
+        is_told = event[0].done()
+        if self.level == "outbox":
+            index = 0  # of the outbox; the home gives another
+        elif index > self._acked_last:
+            self._acked_last = index
+        if self._keeps:
+            if self.level == "quorum" and not is_told:
+                self.waits.add(number, index, event)
+                return
+            self.kept.add(number, index, event)
+            if self.kept.trim() and not self._overflowed:
+                self._overflowed = True
+                log.warning(
+                    "%s: replicas lack more acknowledged events than a publisher keeps (%d, or %d "
+                    "bytes); the oldest are lost if their home is lost for good",
+                    self._topic, EVENTS, BYTES,
+                )  # fmt: skip
+        if not is_told:
+            self.told[event[0]] = index
+
+    def _progress(self, now: float) -> None:
+        """Acknowledgements came in."""
+        if self._timed or self.phase != "free":
+            self._shortest.append(now - self._probe_sent)
+            most = SUSPECT_MOST + 2 * min(self._shortest)
+            self._way.observe(min(now - self._first_sent, most))  # an outage is no distance
+            self._suspect = min(max(SUSPECT, 1.5 * self._way.wait()), most)
+        if self._timed:
+            self._timed = False
+            self._trips.append(now - self._progressed)
+        self._progressed = now
+        self._confirm()
+        if self.phase in ("probing", "pausing"):
+            self._go_on()
+
+    def on_report(self, held: int) -> None:
+        """Enough replicas hold everything up to index `held`."""
+        self._held = held
+        self._confirm()
+        self._make_room()
+
+    def _confirm(self) -> None:
+        """Let go of what enough replicas have."""
+        for _ in self.kept.release(self._held):
+            self._overflowed = False
+        for index, event in self.waits.release(self._held):
+            self.told[event[0]] = index
+
+    def _make_room(self) -> None:
+        waiting = len(self.in_flight) + len(self.waits)
+        size = self._bytes + self.waits.bytes
+        has_room = waiting < self._window and size < self._window_bytes
+        self.takes = has_room and self.is_open and self.phase != "nowhere"
+
+    # Giving up
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether somebody waits for an event, and for too long. The oldest is first, and none
+        behind it may be stored before it, so all of it is given up together (`fail_all`)."""
+        oldest = next(iter(self.in_flight.values()), None) or self.waits.oldest()
+        return oldest is not None and now - oldest[2] > self._timeout
+
+    def on_tick(self, now: float) -> None:
+        """About a second has passed."""
+        if self.phase not in ("nowhere", "recalling") and self._is_up and self._is_old(now):
+            self._look_back(now)
+            self._restart(now)
+
+    def fail_all(self, why: str) -> None:
+        """Wait no more for anything; it may be stored all the same."""
+        for event in (self.waits.clear() | self.in_flight).values():
+            self.failed[event[0]] = OutcomeUnknown(
+                f"publishing to {event[3]}: {why}",
+                f"It may or may not be stored; its id is {id_of(event[1])}.",
+            )
+        self.in_flight = {}
+        self._bytes = 0
+        if self.phase in ("probing", "pausing") and not self.kept.lost:
+            self.phase = "free"
+        self._make_room()
+
+    def give_up(self, error: SkerryError) -> None:
+        """Nothing in flight can be stored."""
+        for event in self.in_flight.values():
+            self.failed[event[0]] = error
+        self.in_flight = {}
+        self._bytes = 0
+        self._make_room()
+
+    def forget(self, ticket: Ticket) -> None:
+        """Send the event of this ticket no more; it may be stored all the same."""
+        for number, event in self.in_flight.items():
+            if event[0] is ticket:
+                self._take(number)
+                self._make_room()
+                return
+
+    def on_close(self, now: float) -> None:
+        """Nothing more is sent; what replicas lack is kept for a while."""
+        self.is_open = False
+        self.fail_all("the publisher was closed before the acknowledgement")
+        self._closing = now + LINGER  # `on_look` ends it
+        if not self.kept:
+            self._end(now)
+
+    def on_closed(self, why: str, now: float) -> None:
+        """The client was closed under the publisher."""
+        self.is_open = False
+        self.fail_all(why)
+        self._end(now)
+
+    def _end(self, now: float) -> None:
+        """Keep nothing any more, and say what that may cost."""
+        long_ago = now - LINGER  # replicas that are up have what is older
+        alone = sum(event[2] < long_ago for _, (_, event) in self.kept.items())
+        if self.kept.lost:
+            log.warning(
+                "%s: the publisher ends, and %d acknowledged events that were lost with their home "
+                "are not stored again; that home brings them if it comes back",
+                self._topic, len(self.kept.lost),
+            )  # fmt: skip
+        if alone:
+            log.warning(
+                "%s: the publisher ends, and %d acknowledged events have too few replicas; they "
+                "are lost if their home is lost for good",
+                self._topic, alone,
+            )  # fmt: skip
+        self.kept.clear()
+        self.phase = "nowhere"
+        self.actions.append("end")
+
+    # What others ask
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight, and nothing is kept for a next home."""
+        return not (self.in_flight or self.waits or self.kept)
+
+    def why(self) -> str:
+        """What keeps the oldest event from being acknowledged; empty: it is the connection."""
+        if self.entry is None or not self._is_up:
+            return ""
+        if self.waits and not self.in_flight:
+            return f"too few replicas of {self.entry.name} have it"
+        return f"the home of {self.entry.name}, {self.entry.home}, did not answer in time"
+
+    def used(self) -> TopicUse | None:
+        """What was published since this was last asked."""
+        if self.entry is None:
+            return None
+        stored, size, trips = self._stored, self._stored_bytes, sorted(self._trips)
+        self._stored = self._stored_bytes = 0
+        self._trips.clear()
+        # The own site's outbox says nothing of the way to the home.
+        trip = trips[len(trips) // 2] if trips and self.level != "outbox" else 0.0
+        return TopicUse(self.entry.name, stored > 0, 0, stored, size, publish_s=trip)
