@@ -574,3 +574,18 @@ def test_what_a_home_refuses_is_told_with_its_reason() -> None:
     driver.refuse(1, data=REFUSED)
     assert isinstance(ticket.error, SkerryError)
     assert driver.sending.is_idle
+
+
+# Found while the rules were taken out of the publisher
+
+
+@pytest.mark.parametrize("limit", [{"window": 5}, {"window_bytes": 5 * 54}])
+def test_what_waits_for_replicas_takes_room_in_the_window(limit: dict[str, int]) -> None:
+    """Also while events are sent in one go, with no answer between them."""
+    driver = free(ack="quorum", **limit)
+    driver.send(3)
+    driver.answer(1, 2, 3, first=2)
+    while driver.sending.takes:
+        driver.send()
+    assert len(driver.sending.waits) == 3
+    assert len(driver.sending.in_flight) == 2

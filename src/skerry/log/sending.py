@@ -148,6 +148,9 @@ class Sending:
         self._ack = ack
         self._window = window
         self._window_bytes = window_bytes
+        self._most = window
+        self._most_bytes = window_bytes
+        """What of the window is left for what is in flight."""
         self._timeout = timeout
         self._is_up = is_up
         self._site = ""
@@ -380,7 +383,7 @@ class Sending:
                 self.phase = "probing"  # the loop stood still, and `on_look` has yet to look
         in_flight[number] = event
         self._bytes += len(event[1])
-        if len(in_flight) >= self._window or self._bytes >= self._window_bytes:
+        if len(in_flight) >= self._most or self._bytes >= self._most_bytes:
             self.takes = False
         if self.phase == "free":
             return True
@@ -493,9 +496,9 @@ class Sending:
             self.told[event[0]] = index
 
     def _make_room(self) -> None:
-        waiting = len(self.in_flight) + len(self.waits)
-        size = self._bytes + self.waits.bytes
-        has_room = waiting < self._window and size < self._window_bytes
+        self._most = self._window - len(self.waits)
+        self._most_bytes = self._window_bytes - self.waits.bytes
+        has_room = len(self.in_flight) < self._most and self._bytes < self._most_bytes
         self.takes = has_room and self.is_open and self.phase != "nowhere"
 
     # Giving up
