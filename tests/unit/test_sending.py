@@ -589,3 +589,14 @@ def test_what_waits_for_replicas_takes_room_in_the_window(limit: dict[str, int])
         driver.send()
     assert len(driver.sending.waits) == 3
     assert len(driver.sending.in_flight) == 2
+
+
+def test_a_refusal_frees_the_way_as_an_acknowledgement_does() -> None:
+    """Else each one refused would cost the patience for silence, which doubles."""
+    driver = Driver(entry())
+    tickets = driver.send(3)
+    driver.refuse(0, data=REFUSED)
+    assert driver.looked() == [0, 1, 2]
+    driver.refuse(1, data=REFUSED)
+    driver.answer(2)
+    assert [ticket.error is None for ticket in tickets] == [False, False, True]

@@ -428,6 +428,7 @@ class Sending:
         assert not isinstance(error, int)
         if self._take(number):
             self.failed[event[0]] = error
+            self._progress(now)
         elif isinstance(error, StorageFull):  # until there is room; and none overtakes it
             self.give_up(error)
             self._stumble()
@@ -468,7 +469,7 @@ class Sending:
             self.told[event[0]] = index
 
     def _progress(self, now: float) -> None:
-        """Acknowledgements came in."""
+        """The home answered."""
         if self._timed or self.phase != "free":
             self._shortest.append(now - self._probe_sent)
             most = SUSPECT_MOST + 2 * min(self._shortest)
