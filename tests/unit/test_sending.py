@@ -600,3 +600,15 @@ def test_a_refusal_frees_the_way_as_an_acknowledgement_does() -> None:
     driver.refuse(1, data=REFUSED)
     driver.answer(2)
     assert [ticket.error is None for ticket in tickets] == [False, False, True]
+
+
+@pytest.mark.parametrize("phase", ["probing", "pausing", "free"])
+def test_after_a_timeout_the_next_one_goes_alone(phase: Phase) -> None:
+    """The way was not found free: a link that comes back may swallow one and deliver the next."""
+    driver = in_phase(phase, timeout=5.0)
+    driver.passes(6)
+    driver.looked()
+    driver.send(3)
+    assert driver.looked() == [2]
+    driver.answer(2, first=2)
+    assert driver.looked() == [3, 4]

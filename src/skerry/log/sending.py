@@ -525,8 +525,8 @@ class Sending:
             )
         self.in_flight = {}
         self._bytes = 0
-        if self.phase in ("probing", "pausing") and not self.kept.lost:
-            self.phase = "free"
+        if self.phase == "free" and self.entry is not None:
+            self.phase = "probing"  # what was sent may be lost
         self._make_room()
 
     def give_up(self, error: SkerryError) -> None:
