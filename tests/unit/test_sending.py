@@ -612,3 +612,13 @@ def test_after_a_timeout_the_next_one_goes_alone(phase: Phase) -> None:
     assert driver.looked() == [2]
     driver.answer(2, first=2)
     assert driver.looked() == [3, 4]
+
+
+def test_who_waits_for_replicas_that_a_topic_has_no_more_is_told() -> None:
+    driver = free(ack="quorum")
+    (ticket,) = driver.send()
+    driver.answer(1, first=2)
+    assert not ticket.done()
+    driver.route(entry(2, 2, members=("a",)))
+    assert ticket.index == 2
+    assert driver.sending.is_idle

@@ -52,6 +52,7 @@ in `told` and `failed`. Each ticket is in one of them once.
 from __future__ import annotations
 
 import logging
+import sys
 from collections import deque
 from collections.abc import Iterator
 from itertools import chain
@@ -64,6 +65,7 @@ from skerry.log.kept import BYTES, EVENTS, Kept
 from skerry.log.topics import unknown_topic
 from skerry.model.fabric import TopicEntry
 from skerry.model.placement import TopicUse
+from skerry.model.promotion import confirmed
 from skerry.model.topic import Ack
 from skerry.model.way import Way
 
@@ -207,7 +209,7 @@ class Sending:
         self._wait = RETRY_FIRST
         recalls = self.phase == "recalling"
         if entry.epoch != before.epoch:
-            self._held = 0
+            self._held = confirmed(sys.maxsize, entry.epoch, len(entry.members), ())
             self._take_back(entry.fork(before.epoch))
             recalls = entry.forgetful
         if self.phase == "recalling":
@@ -217,6 +219,7 @@ class Sending:
         if self._is_up:
             self._restart(now)
             self.actions.append("reach")
+        self._confirm()
         self._make_room()
 
     def _enter(self, entry: TopicEntry | None) -> None:
