@@ -622,3 +622,12 @@ def test_who_waits_for_replicas_that_a_topic_has_no_more_is_told() -> None:
     driver.route(entry(2, 2, members=("a",)))
     assert ticket.index == 2
     assert driver.sending.is_idle
+
+
+def test_a_topic_that_leaves_the_outbox_is_published_to_at_any_site() -> None:
+    driver = free(entry(settings=TopicSettings(ack="outbox")))
+    driver.route(entry(2, 1))
+    driver.sending.on_down()
+    driver.sending.on_up("elsewhere", driver.now)
+    driver.send()
+    assert driver.looked() == [1]

@@ -275,7 +275,7 @@ class Sending:
 
     def _probe(self, now: float) -> None:
         """Send the oldest alone; if there is none, the next one sent is the probe."""
-        if not self._is_up or (self.outbox and self.outbox != self._site):
+        if not self._is_up or (self.level == "outbox" and self.outbox != self._site):
             self.phase = "away"  # until the client is back at its own site
         elif self.entry is None:
             self._go_on()
