@@ -508,7 +508,7 @@ def test_closing_settles_everything_in_every_phase(phase: Phase) -> None:
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_topic_that_is_deleted_is_looked_for_anew_in_every_phase(phase: Phase) -> None:
     driver = in_phase(phase)
-    driver.sending.on_gone()
+    driver.sending.on_gone(driver.now)
     driver.carry_out()
     assert all(ticket.done() for ticket in driver.tickets)
     assert not driver.sending.takes
@@ -631,3 +631,11 @@ def test_a_topic_that_leaves_the_outbox_is_published_to_at_any_site() -> None:
     driver.sending.on_up("elsewhere", driver.now)
     driver.send()
     assert driver.looked() == [1]
+
+
+def test_a_closed_publisher_ends_when_its_topic_is_deleted() -> None:
+    driver = kept()
+    driver.sending.on_close(driver.now)
+    driver.sending.on_gone(driver.now)
+    driver.carry_out()
+    assert "end" in driver.actions

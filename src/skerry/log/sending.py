@@ -239,7 +239,7 @@ class Sending:
         self.in_flight = events | self.in_flight  # older than all in flight
         self._bytes += sum(len(event[1]) for event in events.values())
 
-    def on_gone(self) -> None:
+    def on_gone(self, now: float) -> None:
         """The topic was deleted. One of its name may be made again, and is looked for then."""
         self.entry = None
         self.phase = "nowhere"
@@ -248,6 +248,8 @@ class Sending:
         self._wait_anew(self.waits.clear())
         self._acked_last = 0
         self.give_up(unknown_topic(self._topic))
+        if not self.is_open:
+            self._end(now)
 
     def on_up(self, site: str, now: float) -> None:
         """The connection is back, perhaps at another site."""
