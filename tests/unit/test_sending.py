@@ -639,3 +639,16 @@ def test_a_closed_publisher_ends_when_its_topic_is_deleted() -> None:
     driver.sending.on_gone(driver.now)
     driver.carry_out()
     assert "end" in driver.actions
+
+
+def test_what_replicas_had_of_a_deleted_topic_says_nothing_of_the_next_of_its_name() -> None:
+    driver = free(ack="quorum")
+    driver.report(50)
+    driver.sending.on_gone(driver.now)
+    driver.sending.on_located(entry(), "here", driver.now)
+    driver.carry_out()
+    (ticket,) = driver.send()
+    driver.answer(1)
+    assert not ticket.done()
+    driver.report(1)
+    assert ticket.index == 1

@@ -404,6 +404,7 @@ class Publisher(Listener):
     def on_gone(self) -> None:
         """The topic was deleted."""
         self._pause()
+        self._reports.clear()
         self._sending.on_gone(self._loop.time())
         self._carry_out()
 

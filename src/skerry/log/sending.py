@@ -209,7 +209,6 @@ class Sending:
         self._wait = RETRY_FIRST
         recalls = self.phase == "recalling"
         if entry.epoch != before.epoch:
-            self._held = confirmed(sys.maxsize, entry.epoch, len(entry.members), ())
             self._take_back(entry.fork(before.epoch))
             recalls = entry.forgetful
         if self.phase == "recalling":
@@ -223,8 +222,10 @@ class Sending:
         self._make_room()
 
     def _enter(self, entry: TopicEntry | None) -> None:
-        self.entry = entry
+        before, self.entry = self.entry, entry
         if entry is not None:
+            if before is None or before.epoch != entry.epoch:
+                self._held = confirmed(sys.maxsize, entry.epoch, len(entry.members), ())
             self.level = self._ack or entry.settings.ack
             self._keeps = len(entry.members) > 1 and self.level != "outbox"
 
