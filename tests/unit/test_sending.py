@@ -580,7 +580,7 @@ def test_what_a_home_refuses_is_told_with_its_reason() -> None:
 
 
 @pytest.mark.parametrize("limit", [{"window": 5}, {"window_bytes": 5 * 54}])
-def test_what_waits_for_replicas_takes_room_in_the_window(limit: dict[str, int]) -> None:
+def test_what_waits_for_replicas_takes_room_in_the_window(limit: dict[str, Any]) -> None:
     """Also while events are sent in one go, with no answer between them."""
     driver = free(ack="quorum", **limit)
     driver.send(3)

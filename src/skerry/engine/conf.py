@@ -80,7 +80,7 @@ topics live, and which feeds there are."""
 
 LINK_RECONNECT = "500ms"
 """Before the engine dials a lost link again. Longer than a publisher needs to notice that what it
-sent was lost, see `skerry.log.append`."""
+sent was lost, see `skerry.log.sending`."""
 LINK_DIAL = "5s"
 LINK_GREETING = "10s"
 """For one attempt to dial, and for the other engine's greeting, which takes two round trips. The

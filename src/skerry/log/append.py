@@ -309,7 +309,7 @@ class Publisher(Listener):
         connection, entry, last = self._connection, question.entry, question.last
         await asyncio.sleep(question.after)
         found = None
-        with contextlib.suppress(Down, TimeoutError, SkerryError):
+        with contextlib.suppress(Down, TimeoutError, SkerryError, LookupError, ValueError):
             if last is None:
                 last = await last_stored(connection, entry.home, entry.stream)
             found = await stored_ids(

@@ -37,8 +37,8 @@ And the way to the home is in one of six phases:
     nowhere    nothing, none taken  on_located ▶ probing
     away       nothing              on_up ▶ probing
     recalling  nothing              on_recalled ▶ probing
-    probing    the oldest, alone    acknowledged ▶ free; nobody took it ▶ pausing; silence ▶ again
-    pausing    nothing              on_retry ▶ probing; acknowledged ▶ free
+    probing    the oldest, alone    answered ▶ free; nobody took it ▶ pausing; silence ▶ again
+    pausing    nothing              on_retry ▶ probing; answered ▶ free
     free       each as it is sent   silence ▶ probing; nobody took it ▶ pausing
 
 From any but nowhere: on_gone ▶ nowhere; on_down ▶ away, but recalling goes on; on_route ▶ recalling
@@ -85,8 +85,8 @@ RETRY_FIRST = 0.002
 RETRY_MOST = 0.1
 """Seconds before the oldest event is tried again when nobody took it."""
 TRIPS = 64
-"""Acknowledgements of which it is remembered how long they took, until somebody asks: of events
-that were sent while none was in flight, so that none waited behind another."""
+"""Answers of which it is remembered how long they took, until somebody asks: to events that were
+sent while none was in flight, so that none waited behind another."""
 
 Phase = Literal["nowhere", "away", "recalling", "probing", "pausing", "free"]
 
@@ -227,7 +227,7 @@ class Sending:
             if before is None or before.epoch != entry.epoch:
                 self._held = confirmed(sys.maxsize, entry.epoch, len(entry.members), ())
             self.level = self._ack or entry.settings.ack
-            self._keeps = len(entry.members) > 1 and self.level != "outbox"
+        self._keeps = entry is not None and len(entry.members) > 1 and self.level != "outbox"
 
     def _take_back(self, fork: int) -> None:
         """Send again what a home stored and is not part of the history: beyond `fork`."""
@@ -293,7 +293,7 @@ class Sending:
         return chain(self.kept.lost.values(), self.in_flight.values())
 
     def _go_on(self) -> None:
-        """The oldest was acknowledged: the way is free."""
+        """The way is free."""
         self.phase = "free"
         self._wait = RETRY_FIRST
         if events := list(self._to_store()):
@@ -485,7 +485,8 @@ class Sending:
             self._timed = False
             self._trips.append(now - self._progressed)
         self._progressed = now
-        self._confirm()
+        if self._keeps:
+            self._confirm()
         if self.phase in ("probing", "pausing"):
             self._go_on()
 
