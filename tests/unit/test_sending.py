@@ -652,3 +652,11 @@ def test_what_replicas_had_of_a_deleted_topic_says_nothing_of_the_next_of_its_na
     assert not ticket.done()
     driver.report(1)
     assert ticket.index == 1
+
+
+def test_who_does_not_know_the_outcome_is_told_the_id_that_the_event_bears() -> None:
+    driver = in_phase("free", timeout=5.0)
+    driver.passes(6)
+    error = driver.tickets[1].error
+    assert isinstance(error, OutcomeUnknown)
+    assert "its id is p-1." in error.advice
