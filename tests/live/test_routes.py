@@ -22,14 +22,14 @@ async def fabric() -> AsyncIterator[LocalFabric]:
 
 def change_again(publisher: Publisher) -> None:
     """Tell of a home that forgot ids, and at once of one that did not."""
-    entry = publisher._entry
+    entry = publisher._sending.entry
     assert entry is not None
     renew = msgspec.structs.replace
     lineage = (*entry.lineage, (entry.epoch + 1, 2**62))
     publisher.on_route(renew(entry, epoch=entry.epoch + 1, lineage=lineage, forgetful=True))
-    assert publisher._recalling is not None
+    assert publisher._sending.phase == "recalling"
     publisher.on_route(entry)
-    assert publisher._recalling is None
+    assert publisher._sending.phase != "recalling"
 
 
 @pytest.mark.parametrize("ack", ["home", "quorum"])
@@ -70,7 +70,7 @@ async def test_a_topic_that_is_made_again_takes_the_same_publisher(fabric: Local
         assert await (await publisher.send("0")) == 1
         await client.delete_topic("t")
         await client.create_topic("t", home="lab", replicas=1, spread="farm")
-        while publisher._located:  # the news is on its way
+        while publisher._sending.phase != "nowhere":  # the news is on its way
             await client.topics()
         assert await (await publisher.send("1")) == 1
         await publisher.flush()
