@@ -660,3 +660,12 @@ def test_who_does_not_know_the_outcome_is_told_the_id_that_the_event_bears() -> 
     error = driver.tickets[1].error
     assert isinstance(error, OutcomeUnknown)
     assert "its id is p-1." in error.advice
+
+
+def test_after_a_timeout_that_came_before_any_doubt_the_next_one_goes_alone() -> None:
+    """The way is so long that the publisher is patient for longer than its callers are."""
+    driver = in_phase("free", timeout=5.0)
+    driver.passes(6, looks=False)
+    assert driver.tickets[1].done()
+    driver.send(3)
+    assert driver.looked() == [2]
