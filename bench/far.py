@@ -73,9 +73,8 @@ class _Path:
         address = self._fabric.wan.address(FARM)
 
         async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-                while True:
-                    writer.write(await reader.readexactly(1))
+            writer.write(await reader.readexactly(1))
+            writer.close()
 
         async def ask() -> float:
             reader, writer = await asyncio.open_connection(address, PORT)
