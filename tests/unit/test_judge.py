@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from skerry.log.durable import ACKED_KEPT
-from tests.soak.check import Stored
+from tests.soak.check import Destroyed, Promise, Stored, Told, check_log, excused
 from tests.soak.judge import Ack, Delivery, Judge
 
 
@@ -179,3 +179,41 @@ def test_a_violation_is_told_once_and_counted_each_time() -> None:
         judge.acknowledged(ack(0, 5, epoch=1, began=10.1, time=time))
     assert len(judge.violations) == 1
     assert judge.counts["broken: one home"] > 1
+
+
+# What is gone with a destroyed site
+
+
+def told(level: str, *times: float, sites: Sequence[str] = ()) -> Told:
+    promises = [Promise(time, f"p:{number}", number + 1) for number, time in enumerate(times)]
+    return Told("t", level, promises, sites=list(sites))
+
+
+LOST = Destroyed("farm", 100.0)
+
+
+def test_what_a_quorum_had_is_not_gone_with_a_site() -> None:
+    one = told("quorum", 99.0, sites=["farm"])
+    assert excused("t", [], [one], LOST) == []
+    assert "is lost" in check_log("t", [], [one], excused("t", [], [one], LOST))[0]
+
+
+def test_what_the_home_alone_had_is_gone_if_its_publisher_ended() -> None:
+    one = told("home", 98.0, 99.0)
+    gone = excused("t", [], [one], LOST)
+    assert [promise.payload for promise in gone] == ["p:0", "p:1"]
+    assert check_log("t", [], [one], gone) == []
+
+
+def test_what_the_home_alone_had_is_stored_again_by_a_publisher_that_lives() -> None:
+    one = told("home", 98.0, 99.0, 200.0)
+    assert excused("t", [Stored(1, "x", "p:2")], [one], LOST) == []
+
+
+def test_what_was_acknowledged_after_the_loss_is_there() -> None:
+    assert excused("t", [], [told("home", 101.0)], LOST) == []
+
+
+def test_what_was_in_the_outbox_of_a_lost_site_may_be_gone_and_of_no_other() -> None:
+    assert len(excused("t", [], [told("outbox", 99.0, sites=["farm", "lab"])], LOST)) == 1
+    assert excused("t", [], [told("outbox", 99.0, sites=["lab"])], LOST) == []
