@@ -153,6 +153,8 @@ class Campaign:
         self._active: list[Fault] = []
         self._killing: set[str] = set()
         """Publishers that are being killed and started anew."""
+        self._moving: set[str] = set()
+        """Those of a destroyed site, until they are started at the one in its place."""
         self._now: dict[str, str] = {}
         """The site that replaced a destroyed one."""
         self._destroyed: Destroyed | None = None
@@ -186,7 +188,9 @@ class Campaign:
                     await self._judge_all()
                 finally:
                     watching.cancel()
-                    await asyncio.gather(watching, return_exceptions=True)
+                    [failed] = await asyncio.gather(watching, return_exceptions=True)
+                if isinstance(failed, Exception):
+                    raise failed
         finally:
             self.report.seconds = round(time.monotonic() - self._began, 1)
             self.report.faults = dict(sorted((+self._done).items()))
@@ -274,7 +278,7 @@ class Campaign:
 
     def _start_load(self) -> None:
         rng = random.Random(f"load {self.options.seed}")
-        data = {name: str(self.root / name) for name in self.names}
+        data = {name: self._connection(name) for name in self.names}
         for topic in self.topics:
             for level in LEVELS:
                 site, other = rng.sample(self.names, 2)
@@ -304,6 +308,13 @@ class Campaign:
             self._loads.append(Load(name, site, "subscriber", spec))
         for load in self._loads:
             self._start(load)
+
+    def _connection(self, name: str) -> str:
+        """The connection file of a site as its clients have it: a copy, which outlives the site."""
+        copy = self.root / f"{name}.json"
+        if not copy.exists():
+            shutil.copyfile(self._sites[name].data / "credentials" / "sdk.json", copy)
+        return str(copy)
 
     def _start(self, load: Load) -> None:
         self.note(f"{load.module} {load.name} at {load.site}: {load.spec['targets']}")
@@ -387,7 +398,12 @@ class Campaign:
                 continue
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._ended)
         await asyncio.sleep(max(began + self.options.seconds - loop.time(), 0))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._complain(f"the campaign itself failed: {type(error).__name__}: {error}")
 
     async def _do(self, fault: Fault) -> None:
         self.note(str(fault))
@@ -403,6 +419,8 @@ class Campaign:
 
     async def _harm(self, fault: Fault) -> bool:
         name = self._now.get(fault.site, fault.site)
+        if name not in self._sites:  # destroyed, and not replaced yet
+            return False
         site = self._sites[name]
         wan = self._network.wan
         match fault.kind:
@@ -447,8 +465,9 @@ class Campaign:
         self._killing.add(load.name)
         load.process.kill()
         await asyncio.sleep(fault.seconds)
-        self._start_anew(load)
-        self._killing.discard(load.name)
+        if load.name not in self._moving:
+            self._start_anew(load)
+            self._killing.discard(load.name)
         return True
 
     async def _burst(self, fault: Fault) -> bool:
@@ -462,13 +481,15 @@ class Campaign:
         spec = {
             "name": name, "topic": topic, "level": level, "rate": 0, "incarnation": 0,
             "window": BURST_WINDOW, "most": BURST_MOST, "sites": [site],
-            "targets": [str(self.root / site)], "out": str(self.root / f"{name}.told"),
+            "targets": [self._connection(site)], "out": str(self.root / f"{name}.told"),
         }  # fmt: skip
         load = Load(name, site, "publisher", spec, is_burst=True)
         self._loads.append(load)
         self._start(load)
         await asyncio.sleep(fault.seconds)
-        return True  # it is ended with all others
+        assert load.process is not None
+        load.process.terminate()
+        return True
 
     async def _fill(self, name: str, seconds: float) -> bool:
         disk, site = self._disks.get(name), self._sites[name]
@@ -497,9 +518,12 @@ class Campaign:
     async def _destroy(self, name: str) -> bool:
         """Lose a site for good, strike it, and have a new one in its place."""
         loads = [load for load in self._loads if load.site == name and not load.is_burst]
-        self._killing |= {load.name for load in loads}
+        self._moving = {load.name for load in loads}
         self._destroyed = Destroyed(name, time.time())
-        await self._sites.pop(name).destroy()
+        site = self._sites.pop(name)
+        await site.destroy()
+        for failure in site.failures:
+            self._complain(failure)
         for load in self._loads:
             if load.site == name and load.process is not None and not load.is_down:
                 load.process.kill()
@@ -534,15 +558,13 @@ class Campaign:
         self.names.append(SPARE)
         self._complain(await until(f"start of {SPARE}", START, self._unready))
         self.note(f"{SPARE} is in the place of {name}")
-        old, new = str(self.root / name), str(self.root / SPARE)
-        for load in self._loads:
-            load.spec["targets"] = [new if t == old else t for t in load.spec["targets"]]
-            if "sites" in load.spec:
-                load.spec["sites"] = [*load.spec["sites"], SPARE]
+        old, new = self._connection(name), self._connection(SPARE)
         for load in loads:
             load.site = SPARE
+            load.spec["targets"] = [new if t == old else t for t in load.spec["targets"]]
+            load.spec["sites"] = [*load.spec.get("sites", []), SPARE]
             self._start_anew(load)
-            self._killing.discard(load.name)
+        self._moving.clear()
         return True
 
     async def _ask(self, fault: Fault) -> bool:
@@ -584,6 +606,8 @@ class Campaign:
     async def _judge_all(self) -> None:
         await self._heal()
         self._complain(await until("restart of sites", START, self._unready))
+        for site in self._sites.values():
+            site.is_full = False
         self._complain(
             await until("publishers go on", RESUME, self._silent_since(time.time()), 0.5)
         )
@@ -776,9 +800,10 @@ class Campaign:
 
     async def _stop(self) -> None:
         self.note("stopping")
-        for task in [*self._tasks]:
+        tasks = [*self._tasks, *([self._replacing] if self._replacing else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         processes = [load.process for load in self._loads if load.process is not None]
         await asyncio.gather(*(end(process, 5) for process in processes))
         await asyncio.gather(*(site.stop() for site in self._sites.values()))

@@ -227,6 +227,9 @@ def _empty(folder: Path) -> None:
             path.unlink()
 
 
+FILL_TRIES = 50
+
+
 class Disk:
     """A file system of its own for a site, which can be full. Needs root."""
 
@@ -255,9 +258,12 @@ class Disk:
 
     def fill(self) -> None:
         """Leave no room: it becomes as small as what is on it."""
-        found = os.statvfs(self.path)
-        used = (found.f_blocks - found.f_bfree) * found.f_frsize
-        _mount("-o", f"remount,size={used}", str(self.path))
+        for _ in range(FILL_TRIES):
+            found = os.statvfs(self.path)
+            used = (found.f_blocks - found.f_bfree) * found.f_frsize
+            with contextlib.suppress(subprocess.CalledProcessError):  # it has grown meanwhile
+                return _mount("-o", f"remount,size={used}", str(self.path))
+        raise RuntimeError(f"{self.path} grows too fast to be filled")
 
     def make_room(self) -> None:
         """Have it as large as before."""
