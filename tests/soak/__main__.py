@@ -60,7 +60,7 @@ def main() -> int:
 
 def show(report: Report) -> None:
     """A table for people."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     table = Table("what", "how much", box=None, pad_edge=False)
     table.add_row("campaign", f"seed {report.seed}, {report.sites} sites, {report.seconds:.0f} s")
     rows = {
