@@ -516,12 +516,11 @@ class Campaign:
         return True
 
     async def _destroy(self, name: str) -> bool:
-        """Lose a site for good, strike it, and have a new one in its place."""
+        """Lose a site for good, have a new one in its place, and strike the lost one."""
         loads = [load for load in self._loads if load.site == name and not load.is_burst]
         self._moving = {load.name for load in loads}
-        self._destroyed = Destroyed(name, time.time())
         site = self._sites.pop(name)
-        await site.destroy()
+        self._destroyed = Destroyed(name, await site.destroy())
         for failure in site.failures:
             self._complain(failure)
         for load in self._loads:
@@ -539,6 +538,7 @@ class Campaign:
                 try:
                     async with self._admin(first, 10) as admin:
                         if name in {site.site for site in await admin.sites()}:
+                            await admin.drain_site(name)
                             await admin.remove_site(name)
                 except (SkerryError, TimeoutError) as error:
                     return f"{type(error).__name__}: {error}"
@@ -553,10 +553,11 @@ class Campaign:
                 return f"{type(error).__name__}: {error}"
             return ""
 
-        self._complain(await until(f"striking {name}", REPLACE, strike, 1.0))
+        # The new one comes first: what the lost one had needs a place to go to.
         self._complain(await until(f"a token for {SPARE}", REPLACE, join, 1.0))
         self.names.append(SPARE)
         self._complain(await until(f"start of {SPARE}", START, self._unready))
+        self._complain(await until(f"striking {name}", REPLACE, strike, 1.0))
         self.note(f"{SPARE} is in the place of {name}")
         old, new = self._connection(name), self._connection(SPARE)
         for load in loads:

@@ -23,8 +23,10 @@ An index may go back where `docs/guarantees.md` allows it, and there alone:
   then goes back to where both logs agree, and is given what took their place. Only events that no
   quorum has can be lost, so never one that was acknowledged at that level.
 - *At least once.* A durable subscription is given again what it did not acknowledge. Opened anew,
-  it may be given again what it did: its place is written down every 5 s. So the order of indexes
-  is not judged for durable readers, and `overtaken` counts first deliveries behind later ones.
+  it may be given again what it did: its place is written down every 5 s. While two logs differ, its
+  client may go from one to the other and back; of an index it knows the last event alone. So the
+  order of indexes is not judged for durable readers, and `overtaken` counts first deliveries behind
+  later ones.
 - At level `home` a home that is cut off takes events for a while after it was replaced; they are
   added to the log's end. So `one home` is judged at level `quorum`; `late` counts the others.
 """
@@ -97,7 +99,7 @@ class _View(msgspec.Struct):
     """Each publisher's newest number in `had`."""
     given: dict[int, tuple[str, int]] = {}
     """By index, the last that was given, of all sessions."""
-    acknowledged: dict[tuple[int, int], None] = {}
+    acknowledged: dict[int, int] = {}
     """Index and stamp, of this session, the last `ACKED_KEPT`; durable readers only."""
     top: int = 0
 
@@ -218,10 +220,9 @@ class Judge:
             )  # fmt: skip
 
     def _durable(self, view: _View, got: Delivery, before: tuple[str, int] | None) -> None:
-        place = got.index, got.stamp
-        if place in view.acknowledged:
+        if view.acknowledged.get(got.index) == got.stamp:
             self._complain("twice", _again(got), got.reader, got.topic, got.session)
-        view.acknowledged[place] = None
+        view.acknowledged[got.index] = got.stamp
         if len(view.acknowledged) > ACKED_KEPT:
             del view.acknowledged[next(iter(view.acknowledged))]
         is_first = got.deliveries == 1 and before is None

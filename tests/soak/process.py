@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
@@ -199,8 +200,8 @@ class SiteProcess:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
 
-    async def destroy(self) -> None:
-        """Lose it for good: its processes are killed, and its folder is gone."""
+    async def destroy(self) -> float:
+        """Lose it for good: its processes are killed, and its folder is gone. When they died."""
         await self._leave()
         if (process := self._process) is not None:
             engine = self.engine
@@ -208,7 +209,9 @@ class SiteProcess:
             await asyncio.to_thread(process.wait)
             while engine is not None and psutil.pid_exists(engine):
                 await asyncio.sleep(0.02)  # it dies with its agent
+        moment = time.time()
         await asyncio.to_thread(_empty, self.data)
+        return moment
 
     async def stop(self) -> None:
         """Stop it in order, or else at all."""

@@ -136,6 +136,7 @@ def test_a_durable_reader_is_not_given_again_what_it_acknowledged_in_one_subscri
     assert judged(*told, durable(1, "p:0", 2)) == ["twice"]
     assert judged(*told, durable(1, "p:0", 1, session="2")) == []
     assert judged(*told, durable(1, "p:0", 1, stamp=9)) == []
+    assert judged(*told, durable(1, "q:0", 1, stamp=9), durable(1, "p:0", 1)) == []  # two logs
 
 
 def test_a_durable_reader_remembers_as_much_as_the_subscription_does() -> None:
