@@ -1,7 +1,8 @@
 """`python -m bench [ID-PREFIX]`: measure the figures whose id begins so; `--list` names them.
 
 A prefix is made of whole parts: `publish.1k` takes in `publish.1k.vs_raw`, and `publish` does not
-take in `publisher.client_mb`.
+take in `publisher.client_mb`. `make bench ONLY="scale --quick"` takes three minutes, and shows that
+it works.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import uvloop
 from bench import (
     archive,
     coords,
+    copied,
     cqbs,
     failover,
+    far,
     function,
     join,
     latency,
@@ -29,12 +32,13 @@ from bench import (
     placement_live,
     publish,
     query,
+    scale,
     spark,
     spark_memory,
     subscribe,
     wan,
 )
-from bench.harness import Figure, machine, now, progress, save, show
+from bench.harness import Figure, chosen, machine, now, progress, save, show
 
 BENCHMARKS = [
     *publish.BENCHMARKS,
@@ -44,7 +48,9 @@ BENCHMARKS = [
     *local.BENCHMARKS,
     *failover.BENCHMARKS,
     *move.BENCHMARKS,
+    *copied.BENCHMARKS,
     *wan.BENCHMARKS,
+    *far.BENCHMARKS,
     *join.BENCHMARKS,
     *coords.BENCHMARKS,
     *query.BENCHMARKS,
@@ -55,6 +61,7 @@ BENCHMARKS = [
     *spark.BENCHMARKS,
     *archive.BENCHMARKS,
     *spark_memory.BENCHMARKS,
+    *scale.BENCHMARKS,
 ]
 ORDER = [id for benchmark in BENCHMARKS for id in benchmark.ids]
 
@@ -68,7 +75,11 @@ TARGETS = {
     "failover.quorum_gap_ms": ("<", 50.0),
     "failover.from_hub_gap_ms": ("<", 50.0),
     "failover.vs_r3": ("<=", 0.0333),
+    "move.copied_ratio": ("<", 0.1),
+    "failover.copied_ratio": ("<", 0.1),
     "wan.overhead_ms": ("<", 1.5),
+    "far.quorum_vs_path": ("<", 1.5),
+    "far.published_ratio": (">=", 1.0),
     "coords.median_vs_serf": ("<", 1.0),
     "coords.p90_vs_serf": ("<", 1.0),
     "coords.late_median_vs_serf": ("<", 1.0),
@@ -101,11 +112,11 @@ async def run(prefix: str, keep: Callable[[list[Figure]], None]) -> list[Figure]
     it is made, so that one that fails takes none with it."""
     figures: list[Figure] = []
     for benchmark in BENCHMARKS:
-        chosen = [id for id in benchmark.ids if is_chosen(id, prefix)]
-        if chosen and (reason := benchmark.unavailable()) is not None:
+        wanted = [id for id in benchmark.ids if is_chosen(id, prefix)]
+        if wanted and (reason := benchmark.unavailable()) is not None:
             progress("")
-            print(f"skipped: {', '.join(chosen)}: {reason}", file=sys.stderr)
-        elif chosen:
+            print(f"skipped: {', '.join(wanted)}: {reason}", file=sys.stderr)
+        elif wanted:
             made = [msgspec.structs.replace(f, date=now()) for f in await benchmark.run()]
             assert [figure.id for figure in made] == list(benchmark.ids)
             new = [figure for figure in made if is_chosen(figure.id, prefix)]
@@ -121,17 +132,31 @@ def main() -> int:
     )
     parser.add_argument("prefix", nargs="?", default="", help="such as publish or subscribe.1k")
     parser.add_argument("--list", action="store_true", help="name the figures and stop")
+    parser.add_argument(
+        "--quick", action="store_true", help="small steps for far and scale; nothing is saved"
+    )
+    parser.add_argument(
+        "--size", type=int, default=chosen.size_mb, metavar="MB",
+        help="of the log of copied_ratio; with another than the default nothing is saved",
+    )  # fmt: skip
     arguments = parser.parse_args()
-    chosen = [id for id in ORDER if is_chosen(id, arguments.prefix)]
-    if not chosen:
+    is_usual = not arguments.quick and arguments.size == chosen.size_mb
+    chosen.quick, chosen.size_mb = arguments.quick, arguments.size
+    ids = [id for id in ORDER if is_chosen(id, arguments.prefix)]
+    if not ids:
         print(f"no figure begins with {arguments.prefix!r}; see --list", file=sys.stderr)
         return 2
     if arguments.list:
-        print("\n".join(chosen))
+        print("\n".join(ids))
         return 0
     about = machine()
+
+    def keep(new: list[Figure]) -> None:
+        if is_usual:
+            save(about, new, ORDER)
+
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        figures = runner.run(run(arguments.prefix, lambda new: save(about, new, ORDER)))
+        figures = runner.run(run(arguments.prefix, keep))
     progress("")
     if figures:
         show(figures, TARGETS)

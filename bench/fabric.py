@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import psutil
 import uvloop
 
 import skerry
 from bench.site import READY, Spec
-from bench.stage import STARTING, end
+from bench.stage import MB, STARTING, end
 from skerry.engine.answers import ask
 from skerry.model.promotion import State
 from skerry.testing.wan import Wan
@@ -37,6 +38,54 @@ DELAY = 0.04
 """Seconds one way between any two sites of an emulated wide-area network."""
 PATIENCE = 30.0
 """Seconds after which what is waited for has failed."""
+CHUNK = 64 * 1024
+"""Bytes of an event that is there to take room."""
+
+
+def copy_time(size: int) -> float:
+    """Seconds after which copying so many bytes between sites has failed: 5 MB/s are slow here."""
+    return PATIENCE + size / 5e6
+
+
+class Sent:
+    """What crosses between sites. A link that comes anew counts from zero, so they are looked at
+    again and again, and what each look finds more is added up."""
+
+    def __init__(self, fabric: Fabric | None = None) -> None:
+        self._fabric = fabric
+        self._last: dict[tuple[str, str], int] = {}
+        self.total = 0
+
+    async def look(self) -> None:
+        """Add what crossed since the last look."""
+        assert self._fabric is not None
+        self.add(await self._fabric.traffic())
+
+    def add(self, found: dict[tuple[str, str], int]) -> None:
+        """Add what a look found: bytes that one site has sent to another over today's link."""
+        for pair, sent in found.items():
+            before = self._last.get(pair, 0)
+            self.total += sent - before if sent >= before else sent
+            self._last[pair] = sent
+
+    @contextlib.asynccontextmanager
+    async def counted(self, every: float = 0.2) -> AsyncIterator[None]:
+        """Count from zero what crosses in the block."""
+        await self.look()
+        self.total = 0
+
+        async def keep_looking() -> None:
+            while True:
+                await asyncio.sleep(every)
+                await self.look()
+
+        task = asyncio.create_task(keep_looking())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await self.look()
 
 
 class Place:
@@ -76,6 +125,8 @@ class Fabric:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._places: dict[str, Place] = {}
         self._topics = 0
+        self.joined: dict[str, float] = {}
+        """Seconds from a site's start until it was a part of the fabric."""
 
     @contextlib.contextmanager
     def _inside(self, name: str) -> Iterator[None]:
@@ -129,7 +180,7 @@ class Fabric:
         await self.settled(topic)
         return topic
 
-    async def settled(self, topic: str) -> None:
+    async def settled(self, topic: str, seconds: float = PATIENCE) -> None:
         """Wait until every member's copy belongs to the newest epoch and all end alike."""
 
         async def state(site: str) -> State | None:
@@ -145,15 +196,62 @@ class Fabric:
             labels = {s.label for s in states if s} | {0 for s in states if s is None}
             return labels == {found.epoch} and len({s.last for s in states if s}) == 1
 
-        await until(is_settled, f"{topic} to settle")
+        await until(is_settled, f"{topic} to settle", seconds)
 
-    async def move(self, topic: str, to: str) -> None:
+    async def move(self, topic: str, to: str, seconds: float = PATIENCE) -> None:
         """Have a topic's home at `to`, settled."""
-        await self.settled(topic)
+        await self.settled(topic, seconds)
         await self.asked(self.names[0], lambda client: client.move_topic(topic, to))
-        await self.settled(topic)
+        await self.settled(topic, seconds)
 
-    async def start(self, name: str, token: str | None) -> None:
+    async def lost(self, topic: str, site: str, seconds: float = PATIENCE) -> None:
+        """Wait until a topic's home is not at `site` any more."""
+
+        async def is_elsewhere() -> bool:
+            return (await self.asked(self.names[0], lambda c: c.topic(topic))).home != site
+
+        await until(is_elsewhere, f"{topic} to leave {site}", seconds)
+
+    async def fill(self, topic: str, size: int) -> None:
+        """Publish `size` bytes at the home of a topic, and wait until all members have them."""
+        home = (await self.asked(self.names[0], lambda client: client.topic(topic))).home
+        data = os.urandom(min(CHUNK, size))
+
+        async def publish(client: skerry.Client) -> None:
+            async with client.publisher(topic, ack="home") as publisher:
+                for _ in range(size // len(data)):
+                    await publisher.send(data)
+
+        await self.asked(home, publish, "sdk")
+        await self.settled(topic, copy_time(size))
+
+    async def traffic(self) -> dict[tuple[str, str], int]:
+        """Bytes of messages that each site has sent to each other over the link that is up now. A
+        site that does not answer is left out."""
+        found: dict[tuple[str, str], int] = {}
+        for name in self.names:
+            with contextlib.suppress(skerry.SkerryError):
+                for link in await self.asked(name, lambda client: client.links()):
+                    found[name, link.peer] = link.out_bytes
+        return found
+
+    def memory_mb(self, name: str) -> tuple[float, float]:
+        """Resident memory of a site's agent and of its engine."""
+        agent = psutil.Process(self._processes[name].pid)
+        engines = [child for child in agent.children() if child.name().startswith("nats-server")]
+        return agent.memory_info().rss / MB, sum(e.memory_info().rss for e in engines) / MB
+
+    def processor_s(self) -> float:
+        """Seconds of processor time that all sites have used."""
+        total = 0.0
+        for process in self._processes.values():
+            agent = psutil.Process(process.pid)
+            for one in (agent, *agent.children(recursive=True)):
+                times = one.cpu_times()
+                total += times.user + times.system
+        return total
+
+    async def start(self, name: str, token: str | None, patience: float = STARTING) -> None:
         """Start a site; with a token it joins."""
         host = self.wan.address(name) if self.wan else "127.0.0.1"
         spec = Spec(name, str(self.data(name)), host, token, self._idle)
@@ -170,7 +268,7 @@ class Fabric:
                 raise RuntimeError(f"site {name} did not come up: {said[-1000:]}")
             return READY in said.splitlines()
 
-        await until(is_up, f"site {name} to come up", STARTING)
+        await until(is_up, f"site {name} to come up", patience)
 
     async def stop(self) -> None:
         """Stop all sites."""
@@ -183,27 +281,33 @@ class Fabric:
 
 @contextlib.asynccontextmanager
 async def running_fabric(
-    names: Sequence[str], delay: float | None = None, idle: bool = False
-) -> AsyncIterator[Fabric]:
-    """Fresh sites, linked: on loopback, or with `delay` seconds one way between any two. If `idle`,
-    each believes to have a machine of its own, with nothing else to do."""
+    names: Sequence[str], delay: float | None = None, idle: bool = False, *,
+    jitter: float = 0.0, loss: float = 0.0, patience: float = PATIENCE,
+) -> AsyncIterator[Fabric]:  # fmt: skip
+    """Fresh sites, linked: on loopback, or with `delay` seconds one way between any two (`jitter`
+    and `loss` as `Wan` has them). If `idle`, each believes to have a machine of its own, with
+    nothing else to do. `patience` is for each step until they are linked."""
     root = Path(tempfile.mkdtemp(prefix="skerry-bench-"))
     try:
         async with contextlib.AsyncExitStack() as stack:
             wan = None
             if delay is not None:
-                wan = await stack.enter_async_context(Wan(names, delay=delay))
+                wan = await stack.enter_async_context(
+                    Wan(names, delay=delay, jitter=jitter, loss=loss)
+                )
             fabric = Fabric(names, root, wan, idle)
             stack.push_async_callback(fabric.stop)
             await fabric.start(names[0], None)
             for name in names[1:]:
                 token = await fabric.asked(names[0], lambda client: client.join_token())
-                await fabric.start(name, token)
+                began = time.monotonic()
+                await fabric.start(name, token, patience)
+                fabric.joined[name] = time.monotonic() - began
 
             async def all_up() -> bool:
                 return all(s.up for s in await fabric.asked(names[0], lambda c: c.sites()))
 
-            await until(all_up, "the sites to be linked")
+            await until(all_up, "the sites to be linked", patience)
             yield fabric
     finally:
         shutil.rmtree(root, ignore_errors=True)

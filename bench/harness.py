@@ -9,6 +9,7 @@ The spread is half the range over the rounds, in percent of the median.
 from __future__ import annotations
 
 import gc
+import math
 import os
 import platform
 import statistics
@@ -33,6 +34,18 @@ ROUNDS = 7
 RESULTS = Path(__file__).parent / "results.json"
 
 
+class Chosen(msgspec.Struct):
+    """What the command line asks for beside the figures. Set before anything runs."""
+
+    quick: bool = False
+    """Fewer and smaller steps where a benchmark has such: to see that it works, not how fast."""
+    size_mb: int = 1000
+    """Of the log whose copying is measured."""
+
+
+chosen = Chosen()
+
+
 class Figure(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One number of the report. `ratio` is ours to the baseline's."""
 
@@ -46,6 +59,10 @@ class Figure(msgspec.Struct, kw_only=True, omit_defaults=True):
     ratio: float | None = None
     note: str | None = None
     date: str | None = None
+    points: dict[str, float] | None = None
+    """What was measured at each step of something that grows; `value` is the last of them."""
+    exponent: float | None = None
+    """Of the power law through `points`: 0 does not grow, 1 grows alike, 2 with the square."""
 
 
 class Benchmark(msgspec.Struct, frozen=True):
@@ -105,6 +122,31 @@ def compared(id: str, samples: Samples, baseline: str, note: str | None = None) 
         ratio=ratio,
         note=note,
     )
+
+
+def grown(id: str, points: Mapping[int, float], unit: str, note: str = "") -> Figure:
+    """What came out at each size; the value is that of the largest."""
+    power = exponent(points)
+    shown = ", ".join(f"{size:,}: {tidy(value):g}" for size, value in points.items())
+    growth = "" if power is None else f"; grows with the power {power:g}"
+    return Figure(
+        id=id,
+        value=tidy(points[max(points)]),
+        unit=unit,
+        note=f"{note}; {shown}{growth}" if note else f"{shown}{growth}",
+        points={str(size): tidy(value) for size, value in points.items()},
+        exponent=power,
+    )
+
+
+def exponent(points: Mapping[int, float]) -> float | None:
+    """The power p of the law value = c * size^p that fits best, by least squares of the logarithms;
+    None if fewer than two values are above zero."""
+    logs = [(math.log(size), math.log(value)) for size, value in points.items() if value > 0]
+    if len(logs) < 2:
+        return None
+    sizes, values = zip(*logs, strict=True)
+    return round(statistics.linear_regression(sizes, values).slope, 2)
 
 
 def percentile(values: Sequence[float], percent: int) -> float:

@@ -25,6 +25,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, help="spread over so long (default: 120)")
     parser.add_argument("--minutes", type=float, help="the same in minutes")
     parser.add_argument("--rate", type=float, default=100.0, help="events/s of each publisher")
+    parser.add_argument(
+        "--no-hard", action="store_true",
+        help="without long faults and those of publishers, disks, distances, sites lost for good",
+    )  # fmt: skip
     parser.add_argument("--no-wan", action="store_true", help="on loopback, without cuts")
     parser.add_argument("--keep", action="store_true", help="keep the folder in any case")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -42,6 +46,7 @@ def main() -> int:
         wan=not given.no_wan,
         rate=given.rate,
         keep=given.keep,
+        hard=not given.no_hard,
     )
     campaign = Campaign(options, Wan.unavailable())
     print(f"seed {given.seed}, logs in {campaign.root}", file=sys.stderr)
@@ -55,7 +60,7 @@ def main() -> int:
 
 def show(report: Report) -> None:
     """A table for people."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     table = Table("what", "how much", box=None, pad_edge=False)
     table.add_row("campaign", f"seed {report.seed}, {report.sites} sites, {report.seconds:.0f} s")
     rows = {
@@ -66,6 +71,7 @@ def show(report: Report) -> None:
         "stored": report.stored,
         "received": report.received,
         "repeated": report.repeated,
+        "judged": report.judged,
     }
     for name, counts in rows.items():
         table.add_row(name, ", ".join(f"{k} {v}" for k, v in counts.items()) or "-")

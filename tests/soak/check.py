@@ -35,6 +35,8 @@ class Told(msgspec.Struct):
     acknowledged: list[Promise] = []
     unknown: list[Promise] = []
     ended: bool = False
+    sites: list[str] = []
+    """Where its client could be."""
 
     def longest_gap(self) -> float:
         """Seconds between two acknowledgements, at the most."""
@@ -61,14 +63,15 @@ def read_received(path: Path) -> dict[str, list[Stored]]:
     """Read a subscriber's file, by topic."""
     received: dict[str, list[Stored]] = defaultdict(list)
     for line in _lines(path):
-        topic, index, identity, payload, _ = line.split(" ")
+        topic, index, identity, payload, *_ = line.split(" ")
         received[topic].append(Stored(int(index), identity, payload))
     return received
 
 
 def _lines(path: Path) -> list[str]:
     text = path.read_text() if path.exists() else ""
-    return text[: text.rfind("\n") + 1].splitlines()  # the last may be cut short by a kill
+    whole = text[: text.rfind("\n") + 1].splitlines()  # the last may be cut short by a kill
+    return [line for line in whole if line]
 
 
 def check_copies(topic: str, home: str, copies: Mapping[str, list[Stored]]) -> list[str]:
@@ -95,9 +98,53 @@ def _show(event: Stored | None) -> str:
     return "nothing" if event is None else f"{event.payload} ({event.id})"
 
 
-def check_log(topic: str, events: list[Stored], told: Iterable[Told]) -> list[str]:
-    """Everything acknowledged is there once and in order; nothing is there twice."""
+class Destroyed(msgspec.Struct, frozen=True):
+    """A site that was lost for good, with its disk."""
+
+    site: str
+    time: float
+
+    def excuses(self, promise: Promise, one: Told) -> bool:
+        """Whether `docs/guarantees.md` lets go of an event with this site: one in its outbox, or
+        one that the home alone had and whose publisher ended. A publisher that lived on, as later
+        acknowledgements show, stores its events again."""
+        if promise.time > self.time:
+            return False
+        if one.level == "outbox":
+            return self.site in one.sites
+        name = promise.payload.rpartition(":")[0]
+        return one.level == "home" and not any(
+            other.time > self.time + AFTERLIFE
+            for other in one.acknowledged
+            if other.payload.rpartition(":")[0] == name
+        )
+
+
+AFTERLIFE = 30.0
+"""Seconds after which a publisher that still lives has stored again what was lost with a home."""
+
+
+def excused(
+    topic: str, events: list[Stored], told: Iterable[Told], destroyed: Destroyed
+) -> list[Promise]:
+    """What was acknowledged and is not in the log, and may be gone with a destroyed site."""
+    there = {event.payload for event in events}
+    return [
+        promise
+        for one in told
+        if one.topic == topic
+        for promise in one.acknowledged
+        if promise.payload not in there and destroyed.excuses(promise, one)
+    ]
+
+
+def check_log(
+    topic: str, events: list[Stored], told: Iterable[Told], gone: Iterable[Promise] = ()
+) -> list[str]:
+    """Everything acknowledged is there once and in order, but for what may be `gone`; nothing is
+    there twice."""
     found = []
+    missing = {promise.payload for promise in gone}
     where: dict[str, list[int]] = defaultdict(list)
     for event in events:
         where[event.payload].append(event.index)
@@ -107,7 +154,11 @@ def check_log(topic: str, events: list[Stored], told: Iterable[Told]) -> list[st
     for one in told:
         if one.topic != topic:
             continue
-        lost = [promise for promise in one.acknowledged if promise.payload not in where]
+        lost = [
+            promise
+            for promise in one.acknowledged
+            if promise.payload not in where and promise.payload not in missing
+        ]
         found += [
             f"{topic}: {promise.payload}, acknowledged at level {one.level} with index "
             f"{promise.index} at {promise.time:.3f}, is lost ({len(lost)} of this publisher are)"

@@ -31,6 +31,22 @@ WEIGHTS = {
     "move": 2.0,
 }
 
+LONG = (30.0, 150.0)
+"""Seconds of the few faults that outlast every timer of the product."""
+LONG_KINDS = ("kill-agent", "isolate", "stop-agent")
+FAR = (5.0, 20.0)
+FULL = (3.0, 15.0)
+BURST = (2.0, 5.0)
+PUBLISHER = (0.1, 3.0)
+"""Seconds of a longer distance, of a full disk, of a full-rate load, and until a killed publisher
+is started anew."""
+EVERY = {"kill-publisher": 15.0, "far": 40.0, "full-disk": 60.0, "burst": 60.0, "long": 100.0}
+"""One of each in so many seconds."""
+DESTROY_FROM = 90.0
+"""A campaign so long also loses a site for good."""
+REPLACED = 25.0
+"""Seconds that the others are spared for, until the one that replaces it has its copies."""
+
 
 class Fault(msgspec.Struct, frozen=True):
     """One fault: `site` is hit `at` seconds after the start, for `seconds`."""
@@ -40,12 +56,66 @@ class Fault(msgspec.Struct, frozen=True):
     site: str
     seconds: float = 0.0
     other: str = ""
-    """The other end of a cut, or the topic of a move."""
+    """The other end of a cut, the topic of a move, or the publisher that is killed."""
+    delay: float = 0.0
+    """Seconds one way to all others, of a longer distance."""
 
     def __str__(self) -> str:
         other = f" {self.other}" if self.other else ""
         seconds = f" for {self.seconds:.1f} s" if self.seconds else ""
-        return f"{self.at:6.1f} s  {self.kind} {self.site}{other}{seconds}"
+        delay = f" {1000 * self.delay:.0f} ms away" if self.delay else ""
+        return f"{self.at:6.1f} s  {self.kind} {self.site}{other}{delay}{seconds}"
+
+    def keeps_away(self, moment: float) -> bool:
+        """Whether its site does not count as a member at this moment."""
+        return (
+            self.kind not in ("move", "drain", "far", "burst", "kill-publisher")
+            and self.at <= moment < self.at + self.seconds + RECOVERY
+        )
+
+
+def draw_hard(
+    seed: int,
+    sites: Sequence[str],
+    publishers: Sequence[str],
+    seconds: float,
+    can_cut: bool,
+    can_fill: bool,
+) -> list[Fault]:
+    """The faults that come beside those of `draw`: few, and some of them long. `can_fill`: whether
+    sites have disks of their own that can be full. The first of `sites` coordinates, and neither
+    is destroyed nor loses its disk's room: that is a known limit."""
+    rng = random.Random(f"hard {seed}")
+    faults: list[Fault] = []
+
+    def is_free(at: float, until: float) -> bool:
+        """Whether no other site is away then, as this plan goes."""
+        return all(
+            until <= fault.at or fault.at + fault.seconds + RECOVERY <= at
+            for fault in faults
+            if fault.keeps_away(fault.at)
+        )
+
+    if seconds >= DESTROY_FROM:
+        at = round(rng.uniform(0.3, 0.6) * seconds, 2)
+        faults.append(Fault(at, "destroy", rng.choice(sites[1:]), REPLACED))
+    spans = {"full-disk": FULL, "far": FAR, "burst": BURST, "kill-publisher": PUBLISHER}
+    for kind in ("long", "full-disk", "far", "burst", "kill-publisher"):
+        for _ in range(int(seconds / EVERY[kind])):
+            low, high = LONG if kind == "long" else spans[kind]
+            length = round(rng.uniform(low, min(high, max(seconds / 2, low))), 2)
+            at = round(rng.uniform(0.02, 0.98) * max(seconds - length - 5.0, 0.0), 2)
+            what = rng.choice(LONG_KINDS) if kind == "long" else kind
+            site = rng.choice(sites[1:])
+            other = rng.choice(publishers) if kind == "kill-publisher" else ""
+            delay = round(rng.uniform(0.02, 0.3), 3) if kind == "far" else 0.0
+            if kind == "long" and what == "isolate" and not can_cut:
+                what = "kill-agent"
+            possible = (can_cut or kind != "far") and (can_fill or kind != "full-disk")
+            fault = Fault(at, what, site, length, other, delay)
+            if possible and (not fault.keeps_away(at) or is_free(at, at + length + RECOVERY)):
+                faults.append(fault)
+    return sorted(faults, key=lambda fault: fault.at)
 
 
 def draw(
@@ -55,8 +125,10 @@ def draw(
     count: int,
     seconds: float,
     can_cut: bool,
+    beside: Sequence[Fault] = (),
 ) -> list[Fault]:
-    """`count` faults within `seconds`; the first of `sites` is the coordination site."""
+    """`count` faults within `seconds`; the first of `sites` is the coordination site. Sites that
+    are away by a fault of `beside` count as away, and are left alone."""
     rng = random.Random(seed)
     most = (len(sites) - 1) // 2
     away = dict.fromkeys(sites, 0.0)
@@ -66,14 +138,16 @@ def draw(
     at = 0.0
     for _ in range(count):
         at += rng.uniform(0.5, 1.5) * seconds / count
-        gone = sum(until > at for until in away.values())
+        taken = {fault.site for fault in beside if fault.keeps_away(at)}
+        gone = sum(until > at or site in taken for site, until in away.items())
         allowed = most + (rng.random() < EXCESS)
         crowded = gone >= allowed
         # With nobody to spare, whoever is away already is hit again, though not for ever.
         there = [
             site
             for site in sites
-            if (at < away[site] and at < since[site] + LONGEST if crowded else away[site] <= at)
+            if site not in taken
+            and (at < away[site] and at < since[site] + LONGEST if crowded else away[site] <= at)
         ]
         [kind] = rng.choices(kinds, [WEIGHTS[kind] for kind in kinds])
         if kind == "move" or not there:

@@ -7,10 +7,13 @@ import contextlib
 import ctypes
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
@@ -108,6 +111,8 @@ class SiteProcess:
         self._keeper: asyncio.Task[None] | None = None
         self.failures: list[str] = []
         """Ends that nobody asked for."""
+        self.is_full = False
+        """Whether its disk is full: then it may end, and is tried again."""
 
     @property
     def engine_log(self) -> Path:
@@ -142,7 +147,7 @@ class SiteProcess:
                 await asyncio.sleep(0.02)
             if self._stopping:
                 return
-            if not self._killed and process.returncode != RETRY:
+            if not (self._killed or self.is_full) and process.returncode != RETRY:
                 text = f"site {self.name} ended by itself with code {process.returncode}"
                 self._note(text)
                 self.failures.append(text)
@@ -188,15 +193,98 @@ class SiteProcess:
         self.signal("agent", signal.SIGCONT)
         self.signal("engine", signal.SIGCONT)
 
-    async def stop(self) -> None:
-        """Stop it in order, or else at all."""
+    async def _leave(self) -> None:
+        """Keep it no more."""
         self._stopping = True
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
+
+    async def destroy(self) -> float:
+        """Lose it for good: its processes are killed, and its folder is gone. When they died."""
+        await self._leave()
+        if (process := self._process) is not None:
+            engine = self.engine
+            process.kill()
+            await asyncio.to_thread(process.wait)
+            while engine is not None and psutil.pid_exists(engine):
+                await asyncio.sleep(0.02)  # it dies with its agent
+        moment = time.time()
+        await asyncio.to_thread(_empty, self.data)
+        return moment
+
+    async def stop(self) -> None:
+        """Stop it in order, or else at all."""
+        await self._leave()
         if self._process is not None:
             self.thaw()
             await end(self._process, 15)
+
+
+def _empty(folder: Path) -> None:
+    """Remove what is in a folder, which may be a disk of its own."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+FILL_TRIES = 50
+
+
+class Disk:
+    """A file system of its own for a site, which can be full. Needs root."""
+
+    def __init__(self, path: Path, megabytes: int) -> None:
+        self.path = path
+        self._megabytes = megabytes
+
+    @staticmethod
+    def unavailable() -> str | None:
+        """Why none can be made; None: it can."""
+        if sys.platform != "linux" or os.geteuid() != 0:
+            return "only root may mount, on Linux"
+        with tempfile.TemporaryDirectory() as folder:
+            disk = Disk(Path(folder) / "try", 1)
+            try:
+                disk.mount()
+            except subprocess.CalledProcessError as error:
+                return f"mounting is not permitted here: {error.stderr.decode().strip()}"
+            disk.unmount()
+        return None
+
+    def mount(self) -> None:
+        """Have it at its path."""
+        self.path.mkdir()
+        _mount("-t", "tmpfs", "-o", f"size={self._megabytes}m", "skerry-soak", str(self.path))
+
+    def fill(self) -> None:
+        """Leave no room: it becomes as small as what is on it."""
+        for _ in range(FILL_TRIES):
+            found = os.statvfs(self.path)
+            used = (found.f_blocks - found.f_bfree) * found.f_frsize
+            with contextlib.suppress(subprocess.CalledProcessError):  # it has grown meanwhile
+                return _mount("-o", f"remount,size={used}", str(self.path))
+        raise RuntimeError(f"{self.path} grows too fast to be filled")
+
+    def make_room(self) -> None:
+        """Have it as large as before."""
+        _mount("-o", f"remount,size={self._megabytes}m", str(self.path))
+
+    def unmount(self, keep: bool = False) -> None:
+        """Have it no more, nor what is on it; or else `keep` that in its place."""
+        copy = self.path.with_name(f"{self.path.name}.kept")
+        if keep:
+            shutil.copytree(self.path, copy)
+        subprocess.run(["umount", "--lazy", self.path], check=False, capture_output=True)
+        if keep:
+            self.path.rmdir()
+            copy.rename(self.path)
+
+
+def _mount(*arguments: str) -> None:
+    subprocess.run(["mount", *arguments], check=True, capture_output=True)
 
 
 async def end(process: subprocess.Popen[bytes], seconds: float) -> bool:

@@ -1,8 +1,10 @@
 """A publisher in a process of its own, until SIGTERM.
 
-It appends to its file, a line each: `A <time> <id> <number> <index>` for an acknowledged event, and
-`U <time> <id> <number> <why>` for one whose outcome is not known. After such it goes on under a new
-id, as the order of events is promised for one publisher. `E <time>` is the end.
+It appends to its file, a line each: `A <time> <id> <number> <index> <began> <epoch>` for an
+acknowledged event, with when its publish began and in which epoch of the topic it was acknowledged
+(0: at level outbox), and `U <time> <id> <number> <why>` for one whose outcome is not known. After
+such it goes on under a new id, as the order of events is promised for one publisher; so does a
+process that is started anew after a kill, as another incarnation. `E <time>` is the end.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import sys
 import time
@@ -20,6 +23,7 @@ import msgspec
 
 import skerry
 from skerry.errors import SkerryError
+from skerry.log.append import Publisher
 
 log = logging.getLogger("soak")
 
@@ -37,6 +41,7 @@ class Load:
         self._out = out
         self._generation = 0
         self._bad = False
+        self._sent = 0
         self.stop = asyncio.Event()
 
     async def run(self) -> None:
@@ -54,21 +59,27 @@ class Load:
     async def _publish(self, client: skerry.Client) -> None:
         """Publish under one id, until something fails."""
         spec = self._spec
-        identity = f"{spec['name']}-g{self._generation}"
+        identity = f"{spec['name']}-i{spec['incarnation']}-g{self._generation}"
         self._generation += 1
         self._bad = False
-        pause = 1 / spec["rate"]
+        pause = 1 / spec["rate"] if spec["rate"] else 0.0  # 0: as fast as it goes
+        most = spec.get("most", math.inf)
         loop = asyncio.get_running_loop()
         due = loop.time()
         number = 0
         publisher = client.publisher(
-            spec["topic"], ack=spec["level"], window=WINDOW, timeout=TIMEOUT
+            spec["topic"], ack=spec["level"], window=spec.get("window", WINDOW), timeout=TIMEOUT
         )
         try:
             while not self.stop.is_set() and not self._bad:
+                if self._sent >= most:
+                    await self._sleep(1.0)
+                    continue
+                began = time.time()
                 future = await publisher.send(f"{identity}:{number}")
-                future.add_done_callback(self._noting(identity, number))
+                future.add_done_callback(self._noting(publisher, identity, number, began))
                 number += 1
+                self._sent += 1
                 # What was missed in an outage is not made good: the load stays even.
                 due = max(due + pause, loop.time() - 10 * pause)
                 await self._sleep(due - loop.time())
@@ -79,7 +90,7 @@ class Load:
             publisher.close()
             await asyncio.sleep(0)  # the futures' callbacks
 
-    def _noting(self, identity: str, number: int) -> Any:
+    def _noting(self, publisher: Publisher, identity: str, number: int, began: float) -> Any:
         def note(future: asyncio.Future[int]) -> None:
             now = time.time()
             if future.cancelled() or (error := future.exception()) is not None:
@@ -90,10 +101,19 @@ class Load:
                     "unknown: %s:%d: %s", identity, number, why if future.cancelled() else error
                 )
             else:
-                self._out.write(f"A {now:.3f} {identity} {number} {future.result()}\n")
+                self._out.write(
+                    f"A {now:.3f} {identity} {number} {future.result()} {began:.3f} "
+                    f"{self._epoch(publisher)}\n"
+                )
             self._out.flush()
 
         return note
+
+    def _epoch(self, publisher: Publisher) -> int:
+        """The epoch of the home that a publisher writes to. It takes no acknowledgement of another,
+        so this is the epoch of the one that it has just taken."""
+        entry = publisher._entry
+        return 0 if entry is None or self._spec["level"] == "outbox" else entry.epoch
 
     async def _sleep(self, seconds: float) -> None:
         if seconds > 0:
@@ -107,6 +127,7 @@ class Load:
 async def main(spec: dict[str, Any]) -> None:
     """Run the publisher that `spec` describes."""
     with Path(spec["out"]).open("a") as out:
+        out.write("\n")  # a kill may have left half a line
         load = Load(spec, out)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, load.stop.set)
         await load.run()
