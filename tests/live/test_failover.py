@@ -121,6 +121,34 @@ async def test_what_only_the_old_home_has_is_salvaged() -> None:
             )  # fmt: skip
 
 
+async def test_a_reader_goes_back_to_where_the_logs_agree() -> None:
+    """It read 200 events that were lost with their home, each as it came. It gets what took their
+    place, from the first on."""
+    async with three_sites() as fabric, fabric.connect("farm") as client:
+        await client.create_topic("t", home="farm", replicas=2, on_partition="continue")
+        await client.publish("t", "everywhere", ack="quorum")
+        for site in ("lab", "hub"):
+            await fabric.crash(site)
+        reader = fabric.connect("farm", timeout=60)
+        async with reader, reader.subscribe("t", from_index=1) as events:
+            assert (await anext(events)).data == b"everywhere"
+            for number in range(200):
+                await client.publish("t", f"alone-{number}", ack="home")
+                await anext(events)
+            await client.close()
+            await fabric.crash("farm")
+            for site in ("hub", "lab"):
+                await fabric.start(site)
+            async with fabric.connect("lab") as other:
+                for number in range(3):
+                    await other.publish("t", f"after-{number}", timeout=60)
+            await fabric.start("farm")
+            seen = [(await anext(events)) for _ in range(3)]
+        assert [(e.index, e.data) for e in seen] == [
+            (number + 2, b"after-%d" % number) for number in range(3)
+        ]
+
+
 async def test_too_few_replicas_are_not_promoted() -> None:
     """With three members, one alone may lack what the other two acknowledged."""
     async with LocalFabric(["hub", "a", "b", "c"]) as fabric, fabric.connect("hub") as client:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 
 import msgspec
@@ -82,11 +83,18 @@ async def home_is_lost(fabric: LocalFabric) -> None:
     await until(moved)
 
 
-def engine_of(fabric: LocalFabric, name: str) -> psutil.Process:
-    """The engine of a site that may be still starting."""
+async def find_engine(fabric: LocalFabric, name: str, found: list[psutil.Process]) -> None:
+    """Find the engine of a site that is starting. To look for it at the moment when it is to be
+    suspended takes so long that it would answer before."""
     folder = str(fabric.root / name)
-    (found,) = [p for p in psutil.Process().children() if folder in " ".join(p.cmdline())]
-    return found
+
+    def is_found() -> bool:
+        with contextlib.suppress(psutil.Error):
+            here = psutil.Process().children()
+            found.extend(p for p in here if folder in " ".join(p.cmdline()))
+        return bool(found)
+
+    await until(is_found)
 
 
 async def check_log(fabric: LocalFabric, expected: list[str]) -> None:
@@ -118,15 +126,17 @@ async def test_who_waits_is_told_in_time_while_acknowledged_events_are_still_to_
     async with fabric.connect("hub") as client:
         publisher = client.publisher("t", timeout=TIMEOUT)
         expected = await only_at_home(fabric, publisher)
-        loss = Moment(client, lambda: engine_of(fabric, "lab").suspend())
+        engine: list[psutil.Process] = []
+        loss = Moment(client, lambda: engine[0].suspend())
         lost = asyncio.create_task(home_is_lost(fabric))
+        await find_engine(fabric, "lab", engine)
         await until(lambda: loss.came)
         waiting = await publisher.send("unknown")
         with pytest.raises(errors.OutcomeUnknown, match="did not answer in time"):
             await waiting
         with pytest.raises(errors.PublishFailed, match="1 events"):
             await publisher.flush()
-        engine_of(fabric, "lab").resume()
+        engine[0].resume()
         await lost
         await check_log(fabric, expected)
         assert await (await publisher.send("last")) == 302
@@ -236,11 +246,13 @@ async def test_a_publisher_says_what_it_leaves_behind(
         (_, more) = said()
         assert "t: replicas lack more acknowledged events than a publisher keeps" in more
 
-        loss = Moment(client, lambda: engine_of(fabric, "lab").suspend())
+        engine: list[psutil.Process] = []
+        loss = Moment(client, lambda: engine[0].suspend())
         lost = asyncio.create_task(home_is_lost(fabric))
+        await find_engine(fabric, "lab", engine)
         await until(lambda: loss.came)
         publisher.close()
         await until(lambda: len(said()) > 2)
         assert "t: the publisher ends, and 5 acknowledged events that were lost" in said()[2]
-        engine_of(fabric, "lab").resume()
+        engine[0].resume()
         await lost

@@ -112,7 +112,7 @@ class Load:
     def _epoch(self, publisher: Publisher) -> int:
         """The epoch of the home that a publisher writes to. It takes no acknowledgement of another,
         so this is the epoch of the one that it has just taken."""
-        entry = publisher._entry
+        entry = publisher._sending.entry
         return 0 if entry is None or self._spec["level"] == "outbox" else entry.epoch
 
     async def _sleep(self, seconds: float) -> None:

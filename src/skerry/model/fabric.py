@@ -99,8 +99,6 @@ class TopicEntry(msgspec.Struct, frozen=True, kw_only=True):
     settings: TopicSettings
     forgetful: bool = False
     """Whether the home may not know ids from before its epoch; see `skerry.log.recall`."""
-    segment: int = 0
-    """The number of the home's stream; see `skerry.log.segments`."""
 
     @property
     def base(self) -> int:
@@ -114,8 +112,8 @@ class TopicEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stream(self) -> str:
-        """The name of the topic's stream at its home. Other sites' are their own affair."""
-        return stream_of(self.name, self.segment)
+        """The name of the topic's stream."""
+        return stream_of(self.name)
 
     def fork(self, epoch: int) -> int:
         """The last index up to which the history as of an earlier `epoch` is still the topic's; 0

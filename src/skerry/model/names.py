@@ -13,7 +13,6 @@ one-to-one, so that a name can be read back from a subject or a stream:
     feed delivery    f.<home>.feeds.<site>.log.<feed>     what subscribers by query listen to
     requests         q.in.<client>, q.out.<client>        of clients without the SDK, and answers
     stream           t~building~soda~410
-    … later segments t~building~soda~410~~1     see `skerry.log.segments`
     reserve          r~building~soda~410        a log that was put aside; see `model/promotion.py`
 
 A token holds letters, digits, `_` and `-`. That leaves out what means something to the engine
@@ -143,26 +142,16 @@ def topic_of_subject(subject: str) -> str:
     return subject[2:].replace(".", "/")
 
 
-def stream_of(topic: str, segment: int = 0) -> str:
-    """The name of the stream that holds the log of `topic`, or a later segment of it."""
-    name = STREAM_PREFIX + topic.replace("/", "~")
-    return f"{name}~~{segment}" if segment else name
+def stream_of(topic: str) -> str:
+    """The name of the stream that holds the log of `topic`."""
+    return STREAM_PREFIX + topic.replace("/", "~")
 
 
 def topic_of_stream(stream: str) -> str | None:
-    """The topic whose log `stream` is, or None if it is not a topic's, or a later segment."""
-    found = segment_of_stream(stream)
-    return found[0] if found is not None and not found[1] else None
-
-
-def segment_of_stream(stream: str) -> tuple[str, int] | None:
-    """The topic and the number of the segment that `stream` is, or None if it is no topic's."""
+    """The topic whose log `stream` is, or None if it is not a topic's."""
     if not stream.startswith(STREAM_PREFIX):
         return None
-    name, _, number = stream[len(STREAM_PREFIX) :].partition("~~")
-    if number and not number.isdecimal():
-        return None
-    return name.replace("~", "/"), int(number or 0)
+    return stream[len(STREAM_PREFIX) :].replace("~", "/")
 
 
 def reserve_of(topic: str) -> str:
