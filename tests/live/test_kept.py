@@ -37,13 +37,16 @@ async def fabric() -> AsyncIterator[LocalFabric]:
 
 
 class Moment:
-    """Does something to a publisher, once, right after it heard of another home: what it sends
-    there is under way then."""
+    """Does something, once, right after a publisher heard of another home: what it sends there is
+    under way then. Or right before it hears of it: nothing is sent there yet."""
 
-    def __init__(self, client: Client, act: Callable[[], None]) -> None:
+    def __init__(self, client: Client, act: Callable[[], None], *, before: bool = False) -> None:
         self.came = False
         self._act = act
-        client._open.routes.follow("t", self)
+        routes = client._open.routes
+        routes.follow("t", self)
+        if before:
+            routes._followers["t"].insert(0, routes._followers["t"].pop())
 
     def on_route(self, entry: TopicEntry) -> None:
         if not self.came:
@@ -127,7 +130,7 @@ async def test_who_waits_is_told_in_time_while_acknowledged_events_are_still_to_
         publisher = client.publisher("t", timeout=TIMEOUT)
         expected = await only_at_home(fabric, publisher)
         engine: list[psutil.Process] = []
-        loss = Moment(client, lambda: engine[0].suspend())
+        loss = Moment(client, lambda: engine[0].suspend(), before=True)
         lost = asyncio.create_task(home_is_lost(fabric))
         await find_engine(fabric, "lab", engine)
         await until(lambda: loss.came)
@@ -247,7 +250,7 @@ async def test_a_publisher_says_what_it_leaves_behind(
         assert "t: replicas lack more acknowledged events than a publisher keeps" in more
 
         engine: list[psutil.Process] = []
-        loss = Moment(client, lambda: engine[0].suspend())
+        loss = Moment(client, lambda: engine[0].suspend(), before=True)
         lost = asyncio.create_task(home_is_lost(fabric))
         await find_engine(fabric, "lab", engine)
         await until(lambda: loss.came)
