@@ -6,8 +6,12 @@ import asyncio
 
 import pytest
 
+from skerry import Client
+from skerry.engine.jetstream import JetStream
 from skerry.errors import OutcomeUnknown
 from skerry.fabric.leader import Leader
+from skerry.log import live
+from skerry.log.follow import Start
 from skerry.model.topic import Ack
 from skerry.testing import LocalFabric
 from tests.conftest import until
@@ -147,6 +151,70 @@ async def test_a_reader_goes_back_to_where_the_logs_agree() -> None:
         assert [(e.index, e.data) for e in seen] == [
             (number + 2, b"after-%d" % number) for number in range(3)
         ]
+
+
+async def test_a_reader_waits_for_a_log_that_is_behind_it(
+    client: Client, admin: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not take events for lost that are not there yet, and read them once more."""
+    monkeypatch.setattr(live, "CATCH_UP", 0.02)
+    looks, holds = [], live.LiveSubscription._holds
+
+    async def count(self: live.LiveSubscription, reply: bytes) -> bool:
+        looks.append(reply)
+        return await holds(self, reply)
+
+    async def settle() -> None:
+        """The agent has all that it is asked for."""
+
+    monkeypatch.setattr(live.LiveSubscription, "_holds", count)
+    await client.create_topic("t")
+    jetstream = JetStream(admin._open.connection)
+    subscription = live.LiveSubscription(
+        JetStream(client._open.connection), "t", "t", Start(index=1), window=10, settle=settle
+    )
+    async with await subscription.open(), asyncio.timeout(40):
+        for text in "abc":
+            await client.publish("t", text)
+            assert (await anext(subscription)).data == text.encode()
+        config = (await jetstream.call("STREAM.INFO.t~t"))["config"]
+        plain = {"storage": "file", "allow_direct": True}
+        # Else the copy would answer for the log that it is of.
+        await jetstream.call("STREAM.UPDATE.t~t", {**config, "allow_direct": False})
+        kept = {"name": "kept", "mirror": {"name": "t~t"}, "storage": "file"}
+        await jetstream.call("STREAM.CREATE.kept", kept)
+
+        async def is_kept() -> bool:
+            return bool((await jetstream.call("STREAM.INFO.kept"))["state"]["last_seq"] == 3)
+
+        await until(is_kept)
+        await jetstream.call("STREAM.DELETE.t~t")
+        await jetstream.call("STREAM.CREATE.t~t", {"name": "t~t", "subjects": ["_x"], **plain})
+        await until(lambda: len(looks) > 10)
+        await jetstream.call("STREAM.DELETE.t~t")
+        home = {**config, "name": "kept", "allow_direct": False}
+        await jetstream.call("STREAM.UPDATE.kept", home)
+        copy = {"name": "t~t", "mirror": {"name": "kept"}, **plain}
+        await jetstream.call("STREAM.CREATE.t~t", copy)
+        await client.publish("t", "d")
+        event = await anext(subscription)
+        assert (event.index, event.data) == (4, b"d")
+
+
+async def test_a_reader_waits_until_its_site_has_settled_with_the_directory() -> None:
+    """Before, the log there may be that of a home which was replaced while the site was away."""
+    async with LocalFabric(["hub", "a"]) as fabric, fabric.connect("a") as client:
+        await client.create_topic("t", home="a")
+        part = fabric.agent("a").fabric
+        assert part is not None
+        part._opened.clear()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5), client.subscribe("t"):
+                pass
+        part._opened.set()
+        async with client.subscribe("t") as events:
+            await client.publish("t", "new")
+            assert (await anext(events)).data == b"new"
 
 
 async def test_too_few_replicas_are_not_promoted() -> None:

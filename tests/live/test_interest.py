@@ -8,6 +8,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from skerry import Client
+from skerry.fabric import interest
 from skerry.testing import LocalFabric, LocalSite
 from tests.conftest import until
 from tests.live.test_plain import Device, browser, flushed, nats_client
@@ -50,9 +51,13 @@ async def publish_all(client: Client, *texts: str) -> None:
         await client.publish("sensors/roof", text)
 
 
-async def test_an_mqtt_subscriber_gets_a_copy_and_what_is_new(fabric: LocalFabric) -> None:
+@pytest.mark.parametrize("share", [interest.SHARE, 1e-9])
+async def test_an_mqtt_subscriber_gets_a_copy_and_what_is_new(
+    fabric: LocalFabric, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
     """Not what was published before it came, however much that is; and the copy lasts as long as
-    the subscriber does."""
+    the subscriber does, on a machine that is too busy to look often, too."""
+    monkeypatch.setattr(interest, "SHARE", share)
     async with fabric.connect("farm") as client, Device(fabric["lab"]) as reader:
         await client.create_topic("sensors", home="farm")
         await publish_all(client, *(f"before {number}" for number in range(500)))

@@ -121,8 +121,16 @@ class Fabric(Listener):
         self._has_started = False
         self._settling = asyncio.Lock()
         self._tasks = Tasks("the fabric's work")
-        self.is_open = False
+        self._opened = asyncio.Event()
+
+    @property
+    def is_open(self) -> bool:
         """Whether this site has settled with the directory and lets clients write."""
+        return self._opened.is_set()
+
+    async def opened(self) -> None:
+        """Wait for that."""
+        await self._opened.wait()
 
     def heed(self, tide: Tide, is_flushed: bool) -> None:
         """Have homes know what the disk lost, or may have lost because it is not flushed."""
@@ -255,7 +263,7 @@ class Fabric(Listener):
             await self.copies.reconcile_alone(await self.standing.confirmed())
             self.standing.watch()
         await self.links.unlock()
-        self.is_open = True
+        self._opened.set()
         return is_fresh
 
     async def _adopt(self) -> None:
@@ -274,7 +282,7 @@ class Fabric(Listener):
 
     def on_up(self) -> None:
         """The engine is back, locked."""
-        self.is_open = False
+        self._opened.clear()
         self.copies.starts += 1
         self.copies.young_until = self._connection.now() + DUPLICATE_WINDOW
         self.links.engine_restarted()

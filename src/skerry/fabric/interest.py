@@ -128,7 +128,8 @@ class Interest:
             with contextlib.suppress(SkerryError, Down):
                 await self.look(began)
             took = clock() - began
-            await asyncio.sleep(max(min(LOOK, self._renew), min(took / SHARE, MOST)))
+            most = min(MOST, self._renew)  # else copies end before they are wanted again
+            await asyncio.sleep(max(min(LOOK, most), min(took / SHARE, most)))
 
     async def look(self, now: float) -> None:
         """See who subscribes to what, and ask for the copies that are due."""

@@ -208,6 +208,9 @@ class Services:
         return self._copies.owner(request.name) is not None
 
     async def _want(self, request: Want) -> TopicEntry:
+        # Before, a log here may be that of a home which was replaced, and its reader would be given
+        # others' indexes once more.
+        await self._part.opened()
         entry = await self._readers.ensure(request.name)
         if request.durable is not None:
             await self._copies.durables.fetch(entry, request.durable)

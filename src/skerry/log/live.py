@@ -18,6 +18,7 @@ from skerry.engine.link import Down
 from skerry.engine.pull import NANO
 from skerry.errors import AgedOut, SkerryError
 from skerry.log.follow import Start, Subscription
+from skerry.log.topics import unknown_topic
 from skerry.model.event import Event, index_of, parse_headers, timestamp_of
 
 log = logging.getLogger("skerry.subscription")
@@ -29,8 +30,8 @@ fifth slower (measured)."""
 
 RECENT = 16384
 """Events of which a subscription in a fabric remembers that it took them: about 1.5 MB."""
-CATCH_UP = 5.0
-"""Seconds that a log may take to come to where a reader is, before it counts as another one."""
+CATCH_UP = 0.1
+"""Seconds between two looks whether a log has come to where a reader is."""
 
 IDLE_CONSUMER = 60.0
 """Seconds after which the engine forgets the consumer of a reader that vanished."""
@@ -147,13 +148,16 @@ class LiveSubscription(Subscription):
         not in it, because they were lost with a home before they counted, go back to where both
         agree. What was handed out meanwhile is not taken back; what took its place follows."""
         taken = [reply for batch in self._recent for reply in batch]
-        deadline = self._connection.now() + CATCH_UP
         while taken and not await self._holds(taken[-1]):
             info = await self._jetstream.stream(self._stream)
-            last = info["state"]["last_seq"] if info else 0
-            if last < index_of(taken[-1]) and self._connection.now() < deadline:
-                await asyncio.sleep(0.05)  # it is catching up
-                continue
+            if info is None:
+                raise unknown_topic(self.topic)
+            last = info["state"]["last_seq"]
+            if last < index_of(taken[-1]):
+                there = [reply for reply in taken if index_of(reply) <= last]
+                if not there or await self._holds(there[-1]):
+                    await asyncio.sleep(CATCH_UP)  # whether the rest is lost is not known yet
+                    continue
             low, high = 0, len(taken)
             while low < high:
                 middle = (low + high) // 2
