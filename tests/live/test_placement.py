@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import nats
@@ -76,7 +76,7 @@ async def test_a_topic_is_planned_explained_pinned_and_moved(
             assert (plan.mode, plan.topics, plan.silent) == ("off", 2, [])
             told = await client.placement_explain("t")
             assert told.estimated_ms is not None
-            assert 42 <= told.estimated_ms < 60  # and the lines of the clients
+            assert told.estimated_ms >= 42  # and the lines of the clients
             assert told.measured_ms is not None
             assert {c.site: c.verdict for c in told.candidates} == {
                 "hub": "home", "farm": "chosen", "lab": "too far",
@@ -191,6 +191,14 @@ async def test_a_latency_bound_begins_the_monitoring_and_nothing_else_does() -> 
         assert (await admin.topic("t")).settings.latency == 0.04
         with pytest.raises(errors.BadSetting, match="1 ms to 60 s"):
             await admin.set_topic("t", latency=0.0)
+
+
+async def test_settings_that_are_changed_at_the_same_time_are_all_changed() -> None:
+    async with placed() as (_, admin):
+        changes: list[dict[str, Any]] = [{"period": 0.5}, {"mode": "auto"}, {"period": 0.5}]
+        await asyncio.gather(*(admin.set_placement(**change) for change in changes))
+        settings = (await admin.placement_status()).settings
+        assert (settings.period, settings.mode) == (0.5, "auto")
 
 
 async def test_plain_clients_count_too_and_one_that_fails_over_counts_once() -> None:

@@ -58,6 +58,8 @@ class Placement:
         self._connection = connection
         self._settings = settings
         self._beginning = asyncio.Lock()
+        self._setting = asyncio.Lock()
+        """Requests that come together, or twice, change the settings one after the other."""
         self._tasks = Tasks("placement")
 
     def serve(self, control: Control) -> None:
@@ -141,9 +143,10 @@ class Placement:
             from skerry.placement.controller import prepare
 
             await prepare(leader, self._part.site)
-            if self._part.store.get(SETTINGS_KEY, PlacementSettings) is None:
-                with contextlib.suppress(Conflict):
-                    await self._part.store.put(SETTINGS_KEY, PlacementSettings())
+            async with self._setting:
+                if self._part.store.get(SETTINGS_KEY, PlacementSettings) is None:
+                    with contextlib.suppress(Conflict):
+                        await self._part.store.put(SETTINGS_KEY, PlacementSettings())
             await self._begin()
         assert self.controller is not None
         return self.controller
@@ -191,8 +194,9 @@ class Placement:
         from skerry.placement.controller import changed
 
         controller = await self._ensure()
-        settings = changed(controller.settings, request)
-        await self._part.store.put(SETTINGS_KEY, settings)
+        async with self._setting:
+            settings = changed(controller.settings, request)
+            await self._part.store.put(SETTINGS_KEY, settings)
         return settings
 
     async def _pin(self, request: PinRequest) -> None:
