@@ -153,25 +153,25 @@ async def test_a_reader_goes_back_to_where_the_logs_agree() -> None:
         ]
 
 
+async def settled() -> None:
+    """The agent has all that a subscription asks for."""
+
+
 async def test_a_reader_waits_for_a_log_that_is_behind_it(
     client: Client, admin: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It does not take events for lost that are not there yet, and read them once more."""
-    monkeypatch.setattr(live, "CATCH_UP", 0.02)
-    looks, holds = [], live.LiveSubscription._holds
+    monkeypatch.setattr(live, "CATCH_UP_MOST", 0.02)
+    looks = 0
 
-    async def count(self: live.LiveSubscription, reply: bytes) -> bool:
-        looks.append(reply)
-        return await holds(self, reply)
+    async def look() -> None:
+        nonlocal looks
+        looks += 1
 
-    async def settle() -> None:
-        """The agent has all that it is asked for."""
-
-    monkeypatch.setattr(live.LiveSubscription, "_holds", count)
     await client.create_topic("t")
     jetstream = JetStream(admin._open.connection)
     subscription = live.LiveSubscription(
-        JetStream(client._open.connection), "t", "t", Start(index=1), window=10, settle=settle
+        JetStream(client._open.connection), "t", "t", Start(index=1), window=10, settle=look
     )
     async with await subscription.open(), asyncio.timeout(40):
         for text in "abc":
@@ -189,13 +189,39 @@ async def test_a_reader_waits_for_a_log_that_is_behind_it(
 
         await until(is_kept)
         await jetstream.call("STREAM.DELETE.t~t")
+        await until(lambda: looks > 5)  # it is not there at all
         await jetstream.call("STREAM.CREATE.t~t", {"name": "t~t", "subjects": ["_x"], **plain})
-        await until(lambda: len(looks) > 10)
+        seen = looks
+        await until(lambda: looks > seen + 5)
         await jetstream.call("STREAM.DELETE.t~t")
         home = {**config, "name": "kept", "allow_direct": False}
         await jetstream.call("STREAM.UPDATE.kept", home)
         copy = {"name": "t~t", "mirror": {"name": "kept"}, **plain}
         await jetstream.call("STREAM.CREATE.t~t", copy)
+        await client.publish("t", "d")
+        event = await anext(subscription)
+        assert (event.index, event.data) == (4, b"d")
+
+
+@pytest.mark.parametrize("gone", [range(1, 4), range(2, 3), range(3, 4)])
+async def test_a_reader_does_not_go_back_because_events_are_over(
+    client: Client, admin: Client, gone: range
+) -> None:
+    """An index without an event is not the place of another one."""
+    await client.create_topic("t")
+    jetstream = JetStream(admin._open.connection)
+    subscription = live.LiveSubscription(
+        JetStream(client._open.connection), "t", "t", Start(index=1), window=10, settle=settled
+    )
+    async with await subscription.open(), asyncio.timeout(20):
+        for text in "abc":
+            await client.publish("t", text)
+            assert (await anext(subscription)).data == text.encode()
+        for index in gone:
+            await jetstream.call("STREAM.MSG.DELETE.t~t", {"seq": index, "no_erase": True})
+        before = subscription._consumer
+        subscription._repair()
+        await until(lambda: subscription._consumer != before)
         await client.publish("t", "d")
         event = await anext(subscription)
         assert (event.index, event.data) == (4, b"d")

@@ -12,11 +12,12 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, NamedTuple
 
 from skerry.engine.link import Down
 from skerry.engine.pull import NANO
-from skerry.errors import AgedOut, SkerryError
+from skerry.engine.wire import NO_RESPONDERS
+from skerry.errors import AgedOut, SkerryError, UnknownTopic
 from skerry.log.follow import Start, Subscription
 from skerry.log.topics import unknown_topic
 from skerry.model.event import Event, index_of, parse_headers, timestamp_of
@@ -31,10 +32,18 @@ fifth slower (measured)."""
 RECENT = 16384
 """Events of which a subscription in a fabric remembers that it took them: about 1.5 MB."""
 CATCH_UP = 0.1
-"""Seconds between two looks whether a log has come to where a reader is."""
+CATCH_UP_MOST = 2.0
+"""Seconds between two looks whether a log has come to where a reader is, at first and at most."""
 
 IDLE_CONSUMER = 60.0
 """Seconds after which the engine forgets the consumer of a reader that vanished."""
+
+
+class Compared(NamedTuple):
+    """An event that was taken, by its place among others, and the one that a log has there."""
+
+    place: int
+    is_same: bool
 
 
 class LiveSubscription(Subscription):
@@ -146,45 +155,73 @@ class LiveSubscription(Subscription):
     async def _check_place(self) -> None:
         """The log here may have been replaced, or be another site's: if the last events taken are
         not in it, because they were lost with a home before they counted, go back to where both
-        agree. What was handed out meanwhile is not taken back; what took its place follows."""
-        taken = [reply for batch in self._recent for reply in batch]
-        while taken and not await self._holds(taken[-1]):
-            info = await self._jetstream.stream(self._stream)
-            if info is None:
-                raise unknown_topic(self.topic)
-            last = info["state"]["last_seq"]
-            if last < index_of(taken[-1]):
-                there = [reply for reply in taken if index_of(reply) <= last]
-                if not there or await self._holds(there[-1]):
-                    await asyncio.sleep(CATCH_UP)  # whether the rest is lost is not known yet
-                    continue
-            low, high = 0, len(taken)
-            while low < high:
-                middle = (low + high) // 2
-                if await self._holds(taken[middle]):
-                    low = middle + 1
-                else:
-                    high = middle
-            place = index_of(taken[low - 1]) if low else index_of(taken[0]) - 1
-            log.warning(
-                "events of %s behind index %d were lost with their home; reading on from there",
-                self.topic,
-                place,
-            )
-            self._position = place
-            self._recent.clear()
-            self._remembered = 0
-            return
+        agree. What was handed out meanwhile is not taken back; what took its place follows.
 
-    async def _holds(self, reply: bytes) -> bool:
-        """Whether the log here has the event with that reply, and not another at its index."""
+        An index without an event says nothing: that may have aged out. And whether an event is lost
+        that is beyond the log's end, shows only when the log has come so far."""
+        taken = [reply for batch in self._recent for reply in batch]
+        wait = CATCH_UP
+        while taken:
+            with contextlib.suppress(UnknownTopic):
+                info = await self._jetstream.stream(self._stream)
+                last = info["state"]["last_seq"] if info else 0
+                there = [reply for reply in taken if index_of(reply) <= last]
+                newest = await self._compare(there)
+                if newest is not None and not newest.is_same:
+                    await self._go_back(taken, newest.place)
+                    return
+                if len(there) == len(taken):
+                    return
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, CATCH_UP_MOST)
+            if self._settle is not None:
+                await self._settle()  # it is still wanted; says so if the topic is gone for good
+
+    async def _go_back(self, taken: list[bytes], end: int) -> None:
+        """From `end` on the log has other events: find where that begins."""
+        low, agreed = 0, -1
+        while low < end:
+            middle = (low + end) // 2
+            newest = await self._compare(taken[low : middle + 1])
+            if newest is not None and not newest.is_same:
+                end = low + newest.place
+                continue
+            if newest is not None:
+                agreed = low + newest.place
+            low = middle + 1
+        self._position = index_of(taken[agreed]) if agreed >= 0 else index_of(taken[0]) - 1
+        log.warning(
+            "events of %s behind index %d were lost with their home; reading on from there",
+            self.topic,
+            self._position,
+        )
+        self._recent.clear()
+        self._remembered = 0
+
+    async def _compare(self, taken: list[bytes]) -> Compared | None:
+        """Compare the newest of `taken` in whose place the log has an event; None: it has none."""
+        end, size = len(taken), 1
+        while end:
+            begin = max(end - size, 0)
+            found = await asyncio.gather(*map(self._holds, taken[begin:end]))
+            for place in range(end - begin - 1, -1, -1):
+                if (is_same := found[place]) is not None:
+                    return Compared(begin + place, is_same)
+            end, size = begin, min(16 * size, 256)
+        return None
+
+    async def _holds(self, reply: bytes) -> bool | None:
+        """Whether the log here has the event with that reply, and not another at its index; None:
+        it has none there."""
         answer = await self._jetstream.ask(
             f"{self._jetstream.prefix}DIRECT.GET.{self._stream}",
             b'{"seq":%d}' % index_of(reply),
             recovering=False,
         )
+        if answer.status == NO_RESPONDERS:
+            raise unknown_topic(self.topic)
         if answer.status:
-            return False
+            return None
         time = parse_headers(answer.head)["Nats-Time-Stamp"]
         return timestamp_of(time) == int(reply.rsplit(b".", 2)[1])
 
