@@ -8,10 +8,13 @@ import pytest
 
 from skerry import Client
 from skerry.engine.jetstream import JetStream
-from skerry.errors import OutcomeUnknown
+from skerry.errors import FabricError, OutcomeUnknown
+from skerry.fabric.copies import Copies
 from skerry.fabric.leader import Leader
+from skerry.fabric.streams import Local
 from skerry.log import live
 from skerry.log.follow import Start
+from skerry.model.fabric import TopicEntry
 from skerry.model.topic import Ack
 from skerry.testing import LocalFabric
 from tests.conftest import until
@@ -241,6 +244,31 @@ async def test_a_reader_waits_until_its_site_has_settled_with_the_directory() ->
         async with client.subscribe("t") as events:
             await client.publish("t", "new")
             assert (await anext(events)).data == b"new"
+
+
+async def test_one_log_that_cannot_be_settled_keeps_no_reader_of_another_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While the coordination site is away, too."""
+    settle = Copies._settle
+
+    async def fail(self: Copies, local: Local, entry: TopicEntry) -> None:
+        if entry.name == "bad":
+            raise FabricError("there is no room")
+        await settle(self, local, entry)
+
+    async with LocalFabric(["hub", "farm"]) as fabric:
+        async with fabric.connect("hub") as client:
+            await client.create_topic("bad", home="hub", replicas=1)
+            await client.create_topic("good", home="farm")
+            await client.publish("bad", "x", ack="quorum")
+            await client.publish("good", "x")
+        await fabric.crash("farm")
+        await fabric.crash("hub")
+        monkeypatch.setattr(Copies, "_settle", fail)
+        await fabric.start("farm")
+        async with fabric.connect("farm") as client, client.subscribe("good", from_index=1) as all_:
+            assert (await anext(all_)).data == b"x"
 
 
 async def test_too_few_replicas_are_not_promoted() -> None:

@@ -167,7 +167,7 @@ class Copies:
             if entry is None:
                 continue
             if local.name in confirmed or not self._may_be_replaced(entry):
-                await self.settle(entry)
+                await self._settle_or_later(local, entry)
                 if self._is_shut(local, entry) and local.is_reopened:
                     self.openings.begin(local)
             else:
