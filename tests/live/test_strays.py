@@ -158,6 +158,24 @@ async def _counts(client: Client, number: int) -> bool:
     return (await client.status()).strays == number
 
 
+async def test_strays_that_come_faster_than_they_can_be_written_are_kept(
+    site: LocalSite, client: Client
+) -> None:
+    async with nats_client(site) as plain:
+        await plain.publish("p.unknown", b"0")
+        await are_kept(client, 1)
+        found = site.site._strays
+        assert found is not None
+        assert found._events is not None
+        found._events.on_congested(True)
+        for number in range(1, 4):
+            await plain.publish("p.unknown", str(number).encode())
+        await until(lambda: len(found._waiting) == 3)
+        found._events.on_congested(False)
+        assert await are_kept(client, 4) == [("unknown", b"%d" % number) for number in range(4)]
+    assert found._waiting_bytes == 0
+
+
 async def test_only_the_site_writes_to_its_strays(site: LocalSite, client: Client) -> None:
     with pytest.raises(AccessDenied):
         await client.create_topic("strays/other")

@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -51,7 +52,7 @@ KEEP_BYTES = 16 * 1024 * 1024
 KEEP_AGE = 30 * 24 * 3600.0
 """Bytes and seconds: enough to see what went astray, and too little to fill a disk with."""
 WAITING = 1000
-"""Events that wait while the log is made, and that are taken of one subject of the outbox."""
+"""Events that wait for the log or for room, and that are taken of one subject of the outbox."""
 NAMED = 100
 """Topics that the site's own log names; one that counts upwards would fill it."""
 REMEMBERED = 10_000
@@ -79,10 +80,11 @@ class Strays:
         self._inbox = re.compile(rb"_INBOX\.")
         self._claimed: set[bytes] = set()
         """Subjects that a topic takes."""
-        self._waiting: list[tuple[str, bytes, bytes]] = []
-        """Events, as topic, header and payload, that wait for the log to be made."""
+        self._waiting: deque[tuple[str, bytes, bytes]] = deque()
+        """Events, as topic, header and payload, that wait for the log to be made, or for room."""
         self._waiting_bytes = 0
         self._not_before = 0.0
+        self._said_lost = -AGAIN
         self._named: set[str] = set()
         self._tasks = Tasks("keeping events without a topic")
 
@@ -123,7 +125,7 @@ class Strays:
             self._claimed.add(subject)
         elif self._inbox.match(reply):
             self._refuse(reply)
-        elif self._places.log(self.topic) is not None:
+        elif self._can_write and not self._waiting:
             self._write(topic, head, data)
         elif (
             len(self._waiting) < WAITING
@@ -134,6 +136,17 @@ class Strays:
             self._waiting_bytes += len(head) + len(data)
             if len(self._waiting) == 1:
                 self._tasks.spawn(self._begin())
+        elif self._waiting and self._jetstream.connection.now() >= self._said_lost + AGAIN:
+            self._said_lost = self._jetstream.connection.now()
+            log.warning(
+                "events for topics that do not exist, such as %s, come too fast to be kept; some "
+                "are lost", topic,
+            )  # fmt: skip
+
+    @property
+    def _can_write(self) -> bool:
+        assert self._events is not None
+        return self._places.log(self.topic) is not None and not self._events.is_congested
 
     def _is_claimed(self, topic: str) -> bool:
         tokens = topic.split("/")
@@ -148,7 +161,9 @@ class Strays:
             self._events.publish(reply, head=b"NATS/1.0 503\r\n\r\n")
 
     async def _begin(self) -> None:
-        """Make the log for those that wait; they are given up if that fails."""
+        """Make the log for those that wait, and write them as fast as the engine takes them; they
+        are given up if that fails."""
+        assert self._events is not None
         try:
             await self._make()
         except (SkerryError, Down) as error:
@@ -158,15 +173,16 @@ class Strays:
                 len(self._waiting), self._waiting[0][0], error,
             )  # fmt: skip
             self._waiting.clear()
-        for event in self._waiting:
-            self._write(*event)
-        self._waiting.clear()
-        self._waiting_bytes = 0
+            self._waiting_bytes = 0
+        while self._waiting:
+            await self._events.room()
+            topic, head, data = self._waiting[0]
+            self._write(topic, head, data)
+            self._waiting.popleft()
+            self._waiting_bytes -= len(head) + len(data)
 
     def _write(self, topic: str, head: bytes, data: bytes) -> None:
         assert self._events is not None
-        if self._events.is_congested:  # what comes faster than that is no mistake in a name
-            return
         self._say(topic)
         subject = write_subject(self._site, stray_topic(self._site, topic))
         with contextlib.suppress(Down):
