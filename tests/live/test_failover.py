@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from skerry import Client
 from skerry.engine.jetstream import JetStream
-from skerry.errors import FabricError, OutcomeUnknown
+from skerry.errors import FabricError, OutcomeUnknown, UnknownTopic
 from skerry.fabric.copies import Copies
 from skerry.fabric.leader import Leader
 from skerry.fabric.streams import Local
@@ -244,6 +245,24 @@ async def test_a_reader_waits_until_its_site_has_settled_with_the_directory() ->
         async with client.subscribe("t") as events:
             await client.publish("t", "new")
             assert (await anext(events)).data == b"new"
+
+
+async def test_a_reader_that_opens_while_a_log_is_made_anew_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    create, gone = live.LiveSubscription._create, [UnknownTopic("there is no topic t")]
+
+    async def once(self: live.LiveSubscription, *arguments: Any) -> dict[str, Any]:
+        if gone:
+            raise gone.pop()
+        return await create(self, *arguments)
+
+    async with LocalFabric(["hub", "farm"]) as fabric, fabric.connect("farm") as client:
+        await client.create_topic("t", home="farm")
+        await client.publish("t", "x")
+        monkeypatch.setattr(live.LiveSubscription, "_create", once)
+        assert [event.data async for event in client.read("t")] == [b"x"]
+    assert not gone
 
 
 async def test_one_log_that_cannot_be_settled_keeps_no_reader_of_another_waiting(

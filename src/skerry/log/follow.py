@@ -106,7 +106,12 @@ class Subscription(Listener):
     async def open(self) -> Self:
         """Make the consumer and begin; events stored after this returns are delivered."""
         try:
-            await self._find_consumer()
+            try:
+                await self._find_consumer()
+            except UnknownTopic:
+                if self._settle is None:
+                    raise
+                await self._find_again()  # the log here may just be made anew
         except BaseException:
             self._pull.close()
             raise
