@@ -13,6 +13,9 @@ from skerry.model.topic import Durability
 
 VERSION = "0.1.0"
 
+ADDED_BYTES = 4096
+"""Bytes, of the largest event's, that are kept for what engines add to it on its way. One that grew
+beyond what an engine takes would end the link that brings it, again and again."""
 DUPLICATE_WINDOW = 120.0
 """Seconds. For so long a topic remembers the ids of its events and refuses a second copy.
 The engine's own default. It holds each id in memory (about 110 bytes), so that a topic at
@@ -106,7 +109,8 @@ class SiteSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of disk that all topics together may take; None: what the engine finds fit,
     three quarters of what is free or taken by topics already."""
     max_event_bytes: int = 8 * 1024 * 1024
-    """The largest event, in bytes, that any topic takes. 8 MiB is where NATS' advice ends."""
+    """The largest event, in bytes, that any topic takes; `ADDED_BYTES` of that are the engine's.
+    8 MiB is where NATS' advice ends."""
     tls_cert: Path | None = None
     """PEM file with the certificate chain. With `tls_key`, every listener speaks TLS only."""
     tls_key: Path | None = None

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from skerry import Client
+from skerry.model.names import topic_of_stream
 from skerry.model.topic import Ack
 from skerry.site import Site
 from skerry.testing import LocalFabric
@@ -65,13 +66,15 @@ async def contents(client: Client, topic: str) -> list[bytes]:
 async def last_index(site: Site, stream: str) -> int | None:
     """The last index of a site's own copy; None: it has none."""
     assert site.fabric is not None
-    info = await site.fabric.copies._jetstream.stream(stream)
+    local = site.fabric.copies.local(topic_of_stream(stream) or "")
+    info = await site.fabric.copies._jetstream.stream(local.stream if local else stream)
     return None if info is None else int(info["state"]["last_seq"])
 
 
 async def converged(fabric: LocalFabric, topic: str, sites: list[str]) -> None:
     """Wait until the copies at `sites` end at the same index, none is being replaced, and none is
-    about to be: all are of the newest epoch that one of them knows of."""
+    about to be: all are of the newest epoch that one of them knows of, and nothing is to be brought
+    home."""
     stream = "t~" + topic.replace("/", "~")
 
     async def same() -> bool:
@@ -82,9 +85,16 @@ async def converged(fabric: LocalFabric, topic: str, sites: list[str]) -> None:
         parts = [part for site in sites if (part := fabric.agent(site).fabric)]
         entries = [entry for part in parts if (entry := part.copies.entry(topic))]
         logs = [local for part in parts if (local := part.copies.local(topic))]
-        return len(logs) == len(sites) and all(
-            local.kind in ("home", "copy") and local.copy.label == max(e.epoch for e in entries)
-            for local in logs
+        is_home = not any(topic in part.copies.tails.kept for part in parts)
+        return (
+            is_home
+            and len(logs) == len(sites)
+            and all(
+                local.kind in ("home", "copy")
+                and local.copy.label == max(e.epoch for e in entries)
+                and not local.ends
+                for local in logs
+            )
         )
 
     await until(same, 60)
@@ -95,7 +105,14 @@ async def check_all(fabric: LocalFabric, topic: str, sites: list[str], expected:
     await converged(fabric, topic, sites)
     for site in sites:
         async with fabric.connect(site) as client:
-            assert [data.decode() for data in await contents(client, topic)] == expected, site
+            got = [data.decode() for data in await contents(client, topic)]
+            place = next(
+                (i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), len(got)
+            )
+            assert got == expected, (
+                f"{site} differs at {place}: has {got[place : place + 8]} of {len(got)}, "
+                f"not {expected[place : place + 8]} of {len(expected)}"
+            )
 
 
 @contextlib.asynccontextmanager

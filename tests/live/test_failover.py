@@ -12,7 +12,7 @@ from skerry import Client
 from skerry.engine.jetstream import JetStream
 from skerry.errors import FabricError, OutcomeUnknown, UnknownTopic
 from skerry.fabric.copies import Copies
-from skerry.fabric.leader import Leader
+from skerry.fabric.leader import Leader, RenewRequest
 from skerry.fabric.streams import Local
 from skerry.log import live
 from skerry.log.follow import Start
@@ -124,15 +124,20 @@ async def test_what_only_the_old_home_has_is_salvaged() -> None:
         async with fabric.connect("lab") as other:
             assert await other.publish("t", "after", timeout=60) == 2
             await fabric.start("farm")
+            await until(lambda: _last_is(fabric, 7))
             await check_all(
                 fabric, "t", SITES,
                 ["everywhere", "after", *[f"alone-{number}" for number in range(5)]],
             )  # fmt: skip
 
 
-async def test_a_reader_goes_back_to_where_the_logs_agree() -> None:
+@pytest.mark.parametrize("remembered", [live.RECENT, 50])
+async def test_a_reader_goes_back_to_where_the_logs_agree(
+    monkeypatch: pytest.MonkeyPatch, remembered: int
+) -> None:
     """It read 200 events that were lost with their home, each as it came. It gets what took their
-    place, from the first on."""
+    place, from the first on; also if that is further back than it remembers."""
+    monkeypatch.setattr(live, "RECENT", remembered)
     async with three_sites() as fabric, fabric.connect("farm") as client:
         await client.create_topic("t", home="farm", replicas=2, on_partition="continue")
         await client.publish("t", "everywhere", ack="quorum")
@@ -326,6 +331,20 @@ async def test_two_leaders_that_race_make_one_home() -> None:
         await check_all(fabric, "t", ["hub", "lab"], ["x", "y"])
 
 
+async def test_an_epoch_that_came_is_not_made_again() -> None:
+    """A copy that waits for it, and has yet to hear that it came, asks for it once more."""
+    async with three_sites() as fabric, fabric.connect("lab") as client:
+        await client.create_topic("t", home="farm", replicas=2)
+        part = fabric.agent("hub").fabric
+        assert part is not None
+        assert part.leader is not None
+        for _ in range(2):
+            await part.leader.renew(RenewRequest("t", epoch=2))
+            entry = part.copies.entry("t")
+            assert entry is not None
+            assert entry.epoch == 2
+
+
 async def test_the_coordination_site_may_be_away() -> None:
     """Homes elsewhere take events, readers read; what needs the directory waits for it."""
     async with three_sites() as fabric, fabric.connect("lab") as client:
@@ -375,8 +394,8 @@ async def test_home_and_coordination_site_lost_together() -> None:
     async with three_sites() as fabric, fabric.connect("lab") as client:
         await client.create_topic("t", home="farm", replicas=2)
         await client.publish("t", "x", ack="quorum")
+        await fabric.crash("hub")  # first: it replaces a home within milliseconds
         await fabric.crash("farm")
-        await fabric.crash("hub")
         publishing = asyncio.create_task(client.publish("t", "y", timeout=100))
         await client.publish("t", "o", ack="outbox")
         assert not publishing.done()

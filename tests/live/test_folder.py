@@ -261,10 +261,13 @@ def edit(file: Path, **changes: object) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
-async def test_a_folder_of_a_newer_format_is_left_alone(used: Path) -> None:
-    edit(used / "site.json", format=2)
+@pytest.mark.parametrize(("format", "error"), [(1, errors.FolderCorrupt), (3, errors.FolderTooNew)])
+async def test_a_folder_of_another_format_is_left_alone(
+    used: Path, format: int, error: type[errors.SkerryError]
+) -> None:
+    edit(used / "site.json", format=format)
     before = snapshot(used)
-    with refused(errors.FolderTooNew, used, "format 2"):
+    with refused(error, used, f"format {format}"):
         await start(used)
     assert snapshot(used) == before
 

@@ -15,7 +15,7 @@ from skerry import Client, errors
 from skerry.client import client as clients
 from skerry.log import kept, sending
 from skerry.log.append import Publisher
-from skerry.model.fabric import TopicEntry
+from skerry.model.fabric import Step, TopicEntry
 from skerry.testing import LocalFabric
 from tests.conftest import until
 from tests.live.fabrics import contents, three_sites
@@ -213,7 +213,7 @@ async def test_what_is_older_than_ids_are_remembered_is_looked_for_before_it_is_
         await passes(TIMEOUT + 1)
         entry = publisher._sending.entry
         assert entry is not None
-        lineage = (*entry.lineage, (entry.epoch + 1, 1))
+        lineage = (*entry.lineage, Step(entry.epoch + 1, 1))
         lost = msgspec.structs.replace(entry, epoch=entry.epoch + 1, lineage=lineage)
         publisher.on_route(lost)
         publisher.on_route(entry)

@@ -17,6 +17,7 @@ from tests.conftest import until
 from tests.live.commandline import skerry
 from tests.live.fabrics import Load, check_all, last_index, three_sites
 from tests.live.faults import refused
+from tests.live.test_replicas import stream_at
 
 SITES = ["hub", "farm", "lab"]
 
@@ -71,6 +72,23 @@ async def test_events_under_way_when_a_home_is_frozen_keep_their_topic() -> None
         async for event in client.read("t"):
             found.setdefault(event.topic, []).append(int(event.data))
         assert found == {"t/a": list(range(sent))}
+
+
+async def test_a_home_that_is_frozen_has_stored_all_that_its_engine_took() -> None:
+    """It says where it ends, and nothing is stored behind that."""
+    async with LocalFabric(["hub"]) as fabric, fabric.connect("hub", "admin") as admin:
+        await admin.create_topic("t")
+        part = fabric.agent("hub").fabric
+        assert part is not None
+        connection = admin._open.connection
+        for _ in range(20_000):
+            connection.publish("s.hub.1.t", b"x" * 500)
+        await connection.request("_sk.hub.open.sites", b"null", timeout=10.0)  # all has arrived
+        last = await part.copies.freeze("t", 1, lease=60.0)
+        await part.copies.logs.come_to_rest("t~t")
+        state = await part.copies.state("t")
+        assert state is not None
+        assert (last, state.last) == (20_000, 20_000)
 
 
 def _is_open(copies: Copies, epoch: int) -> bool:
@@ -304,6 +322,29 @@ async def test_a_drained_site_leaves_topics_their_number_of_replicas() -> None:
         assert (await client.topic("t")).lacking == 0
         await admin.move_topic("t", "lab", replicas=["hub"])  # asked for: it wants no more
         assert (await client.topic("t")).settings.replicas == 1
+
+
+async def test_a_change_of_members_leaves_the_copies_as_they_are() -> None:
+    """The home goes on with the same log. A copy that took its next event before it heard of
+    the new epoch has nothing that the home has not."""
+    async with (
+        three_sites() as fabric,
+        fabric.connect("lab") as client,
+        fabric.connect("hub", "admin") as admin,
+    ):
+        await client.create_topic("t", home="lab", replicas=2, ack="quorum")
+        before = await stream_at(fabric["hub"], "t")
+        async with Load(client, "t", ack="quorum") as load:
+            for _ in range(8):
+                await admin.move_topic("t", "lab", replicas=["hub"])
+                await load.go_on(2)
+                await admin.move_topic("t", "lab", replicas=["hub", "farm"])
+                await load.go_on(2)
+        after = await stream_at(fabric["hub"], "t")
+        assert before is not None
+        assert after is not None
+        assert after["config"]["name"] == before["config"]["name"]
+        assert after["created"] == before["created"]
 
 
 async def test_draining_a_site_moves_everything_away() -> None:

@@ -92,8 +92,11 @@ async def test_it_goes_on_after_the_engine_of_the_subscriber_was_killed(
         await until(lambda: reader.losses > losses)
         for data in numbers("meanwhile"):
             await writer.publish("p/t", data.decode(), 1)
-        await until(lambda: len(reader.received) >= 21)
-        assert [data for _, data in reader.received] == [b"before", *numbers("meanwhile")]
+        texts = numbers("meanwhile")
+        await until(lambda: reader.received[-1][1] == texts[-1])
+        received = [data for _, data in reader.received]
+        # The engine may have died before it knew that the first had come: QoS 1 sends it again.
+        assert received in ([b"before", *texts], [b"before", b"before", *texts])
 
 
 async def _has(client: Client, index: int) -> bool:

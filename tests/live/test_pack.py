@@ -64,7 +64,7 @@ async def test_a_pack_waits_no_longer_than_it_may(site: LocalSite) -> None:
 async def test_a_pack_that_is_too_large_is_sent_in_halves(site: LocalSite) -> None:
     async with site.connect() as client:
         await client.create_topic("t")
-        most = client._open.connection.info.max_payload
+        most = client._open.connection.info.max_event
         records = [{"n": n, "text": "x" * (most // 8)} for n in range(30)]
         async with client.packer("t", records=30) as packer:
             for record in records:

@@ -228,6 +228,29 @@ async def test_only_the_link_to_the_directory_is_cut(fabric: WanFabric) -> None:
     await agree(fabric, {"0", "1", "2"})
 
 
+async def test_a_home_that_only_the_directory_lost_goes_on_if_nobody_can_be_elected(
+    fabric: WanFabric,
+) -> None:
+    """One member is down, and only the link from the home to the directory is cut."""
+    await make(fabric)
+    await fabric.crash("c")
+    await fabric.wan.cut("a", "hub")
+
+    async def is_lost() -> bool:
+        part = fabric.sites["hub"].site.fabric
+        assert part is not None
+        assert part.leader is not None
+        return "a" in part.leader.dead
+
+    await until(is_lost, 60)
+    for number in range(1, 20):
+        assert await publish(fabric, "b", str(number), "quorum") == number + 1
+    assert await home(fabric) == "a"
+    await fabric.wan.heal("a", "hub")
+    await fabric.start("c")
+    await agree(fabric, {str(number) for number in range(20)})
+
+
 async def test_clocks_may_jump(fabric: WanFabric, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decisions are made by clocks that only run forward; the wall clock dates tokens, no more."""
     await make(fabric)

@@ -15,6 +15,7 @@ from skerry import Client
 from skerry.errors import MoveFailed
 from skerry.fabric.leader import Leader
 from skerry.model.placement import MoveReport, PlanAnswer
+from skerry.model.promotion import State
 from skerry.placement.controller import Controller
 from skerry.placement.gauge import Gauge
 from skerry.testing import LocalFabric
@@ -151,7 +152,7 @@ async def test_a_move_that_fails_half_way_is_tried_again_later(
         moves = leads._leader._moves
         wait_for, failures = moves._wait_for, iter([True])
 
-        async def fails_once(*arguments: Any) -> bool:
+        async def fails_once(*arguments: Any) -> State:
             if next(failures, False):
                 raise MoveFailed("the next home did not get the last events in time")
             return await wait_for(*arguments)

@@ -17,7 +17,7 @@ from skerry.directory.store import PREFIX
 from skerry.engine.nkeys import new_pair
 from skerry.engine.wire import Connection
 from skerry.model import records
-from skerry.model.fabric import LinkRecord, TopicEntry
+from skerry.model.fabric import LinkRecord, SiteRecord, Step, TopicEntry
 from skerry.model.functions import REGISTRY, Function
 from skerry.testing import LocalFabric, LocalSite
 from tests.conftest import until
@@ -93,6 +93,10 @@ async def test_the_engine_is_given_no_key_that_it_would_not_start_with() -> None
     async with LocalFabric(["hub"]) as fabric:
         part = fabric.agent("hub").fabric
         assert part is not None
+        hub = part.store.get("site.hub", SiteRecord)
+        assert hub is not None
+        site = msgspec.structs.replace(hub, name="a")
+        part.store._take("site.a", 999_999, msgspec.json.encode(site))
         for number, (key, peers) in enumerate([("UNOKEY", []), (new_pair()[1], ["a"])]):
             link = LinkRecord(dialer="a", acceptor="hub", key=key)
             part.store._take("link.a.hub", 1_000_000 + number, msgspec.json.encode(link))
@@ -111,7 +115,7 @@ async def test_news_that_are_not_the_directory_s_are_not_believed(aside: records
         entry = part.store.get("topic.t~t", TopicEntry)
         assert entry is not None
         forged = msgspec.structs.replace(
-            entry, epoch=entry.epoch + 1, lineage=((entry.epoch + 1, 0),)
+            entry, epoch=entry.epoch + 1, lineage=(Step(entry.epoch + 1, 0),)
         )
         for _ in range(20):  # beyond all revisions that there are
             await client.publish("bait", msgspec.json.encode(forged))

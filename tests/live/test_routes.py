@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from skerry.log.append import Publisher
+from skerry.model.fabric import Step
 from skerry.model.topic import Ack
 from skerry.testing import LocalFabric
 from tests.live.fabrics import three_sites
@@ -25,7 +26,7 @@ def change_again(publisher: Publisher) -> None:
     entry = publisher._sending.entry
     assert entry is not None
     renew = msgspec.structs.replace
-    lineage = (*entry.lineage, (entry.epoch + 1, 2**62))
+    lineage = (*entry.lineage, Step(entry.epoch + 1, 2**62))
     publisher.on_route(renew(entry, epoch=entry.epoch + 1, lineage=lineage, forgetful=True))
     assert publisher._sending.phase == "recalling"
     publisher.on_route(entry)

@@ -265,6 +265,36 @@ async def test_a_site_of_a_fabric_keeps_its_strays_though_the_leader_is_away(
             assert (await client.status()).strays == 0
 
 
+async def test_what_the_directory_may_know_is_not_astray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site cannot ask whether there is the topic that a device publishes to: the event waits."""
+    monkeypatch.setattr(outbox, "UNKNOWN", 0.2)
+    tries = 0
+    give_away = outbox.Outbox._give_away
+
+    async def count(self: outbox.Outbox, topic: str, subject: str) -> None:
+        nonlocal tries
+        await give_away(self, topic, subject)
+        tries += topic == "late"
+
+    monkeypatch.setattr(outbox.Outbox, "_give_away", count)
+    async with (
+        LocalFabric(["hub", "farm"], mqtt_port=0) as fabric,
+        Device(fabric["farm"]) as device,
+        fabric.connect("farm") as client,
+    ):
+        await device.publish("p/unknown", "astray", 1)
+        assert await are_kept(client, 1, "farm") == [("unknown", b"astray")]
+        await fabric.crash("hub")
+        await device.publish("p/late", "not astray", 1)
+        await until(lambda: tries > 0)
+        monkeypatch.setattr(outbox, "UNKNOWN", 60.0)
+        await fabric.start("hub")
+        async with fabric.connect("hub") as other:
+            await other.create_topic("late")
+        await until(lambda: _reaches(client, "late", 1))
+        assert len(await strays_at(client, "farm")) == 1
+
+
 async def test_a_publish_to_a_pattern_empties_nobody_s_outbox(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -123,23 +123,15 @@ def discard_at_once(mine: State, members: Sequence[str], states: Iterable[State]
     return True
 
 
-def discard_by_read_quorum(mine: State, members: Sequence[str], states: Iterable[State]) -> bool:
-    """Count on as many others as are asked in an election, instead of those that it cannot miss."""
-    me = (mine.label, mine.last, mine.site)
-    others = set(members) - {mine.site}
-    above = [one for one in states if one.site in others and (one.label, one.last, one.site) > me]
-    return len(above) >= min(read_quorum(len(members)), len(others))
-
-
-def discard_the_promised(self: Copy, epoch: int, keep: bool = False) -> bool:
+def discard_the_promised(self: Copy, epoch: int) -> bool:
     """Throw a copy away that an election counts on."""
     self.label = self.root = self.last = self.following = 0
     return True
 
 
-def forget_the_reserve(self: Copy) -> State:
-    """Tell of the fresh copy, although a log was put aside for it."""
-    return State(self.site, self.label, self.last, self.root)
+def fork_by_the_newest(root: int, last: int, lineage: Lineage) -> int:
+    """Keep a copy up to the newest base, not up to the smallest since."""
+    return min(last, lineage[-1][1]) if root < lineage[-1][0] else last
 
 
 def forked_by_the_newest(root: int, last: int, lineage: Lineage) -> bool:
@@ -177,9 +169,8 @@ def stay_open_by_read_quorum(epoch: int, members: Sequence[str], sealed: Mapping
         (promotion, "elect", elect_the_forked),
         (promotion, "elect", elect_the_empty),
         (promotion, "may_discard", discard_at_once),
-        (promotion, "may_discard", discard_by_read_quorum),
         (Copy, "rebuild", discard_the_promised),
-        (Copy, "state", forget_the_reserve),
+        (promotion, "fork_of", fork_by_the_newest),
         (promotion, "is_forked", forked_by_the_newest),
         (promotion, "confirmed", confirmed_by_any_epoch),
         (promotion, "may_cut_over", cut_over_by_read_quorum),

@@ -25,7 +25,8 @@ from skerry.engine.jetstream import JetStream
 from skerry.engine.process import free_port
 from skerry.engine.wire import Connection
 from skerry.errors import SkerryError
-from skerry.model.names import stream_of
+from skerry.log.segments import chain_of
+from skerry.model.names import TAIL_PREFIX, stream_of
 from skerry.model.topic import Topic
 from skerry.testing.wan import Wan
 from tests.soak import check
@@ -685,9 +686,7 @@ class Campaign:
             return f"{type(error).__name__}: {error}"
         hangs = []
         for topic, entry in entries.items():
-            kinds = {
-                site: _kind(site, found.get(stream_of(topic))) for site, found in streams.items()
-            }
+            kinds = {site: _kind(_active(topic, found)) for site, found in streams.items()}
             members = [entry.home, *entry.replicas]
             homes = [site for site, (kind, _) in kinds.items() if kind in ("home", "frozen")]
             lasts = {site: kinds.get(site, ("destroyed", -1)) for site in members}
@@ -698,6 +697,7 @@ class Campaign:
             ):
                 hangs.append(f"{topic} epoch {entry.epoch} home {entry.home}: {kinds}")
         for site, found in streams.items():
+            hangs += [f"{site} has {name}" for name in found if name.startswith(TAIL_PREFIX)]
             if waiting := found.get("outbox", {}).get("state", {}).get("messages", 0):
                 hangs.append(f"outbox of {site} holds {waiting}")
         return "; ".join(hangs)
@@ -812,7 +812,13 @@ class Campaign:
             place.close()
 
 
-def _kind(site: str, info: dict[str, Any] | None) -> tuple[str, int]:
+def _active(topic: str, found: dict[str, Any]) -> dict[str, Any] | None:
+    """The active segment of a log."""
+    signpost = found.get(stream_of(topic))
+    return None if signpost is None else found.get(chain_of(topic, signpost)[-1].stream)
+
+
+def _kind(info: dict[str, Any] | None) -> tuple[str, int]:
     if info is None:
         return "none", 0
     config, last = info["config"], int(info["state"]["last_seq"])

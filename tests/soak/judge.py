@@ -27,6 +27,8 @@ An index may go back where `docs/guarantees.md` allows it, and there alone:
   client may go from one to the other and back; of an index it knows the last event alone. So the
   order of indexes is not judged for durable readers, and `overtaken` counts first deliveries behind
   later ones.
+- An event of unknown outcome that a former home has is brought home when that is back, behind newer
+  ones. So `order` is judged for what was acknowledged.
 - At level `home` a home that is cut off takes events for a while after it was replaced; they are
   added to the log's end. So `one home` is judged at level `quorum`; `late` counts the others.
 """
@@ -117,6 +119,9 @@ class Judge:
         self._views: dict[tuple[str, str], _View] = {}
         self._changed: dict[tuple[str, int], list[tuple[Delivery, str]]] = {}
         self._told: set[tuple[object, ...]] = set()
+        self._acked: set[tuple[str, str]] = set()
+        self._late: dict[tuple[str, str], list[tuple[str, tuple[object, ...]]]] = {}
+        """What came out of order and is not acknowledged yet, by topic and payload."""
 
     def _complain(self, rule: str, text: str, *case: object) -> None:
         """Tell of a violation, unless one of the same case was told."""
@@ -130,6 +135,10 @@ class Judge:
     def acknowledged(self, ack: Ack) -> None:
         """A publisher was told that an event is safe."""
         self.counts["acknowledged"] += 1
+        event = ack.topic, ack.payload
+        self._acked.add(event)
+        for text, case in self._late.pop(event, ()):
+            self._complain("order", text, *case)
         if ack.epoch:
             self.counts["with their epoch"] += 1
             self._check_home(ack)
@@ -256,10 +265,16 @@ class Judge:
                 view.highest[name] = int(number)
         name, _, number = got.payload.rpartition(":")
         if int(number) <= view.highest.get(name, -1):
-            self._complain(
-                "order", f"{got.reader} was given {got.payload} at {got.topic} {got.index} behind "
-                f"{name}:{view.highest[name]}, at {got.time:.3f}", *case, name,
-            )  # fmt: skip
+            text = (
+                f"{got.reader} was given {got.payload} at {got.topic} {got.index} behind "
+                f"{name}:{view.highest[name]}, at {got.time:.3f}"
+            )
+            is_twice = any(payload == got.payload for payload, _ in view.had)
+            if is_twice or (got.topic, got.payload) in self._acked:
+                self._complain("order", text, *case, name)
+            else:
+                late = self._late.setdefault((got.topic, got.payload), [])
+                late.append((text, (*case, name)))
         view.highest[name] = max(view.highest.get(name, -1), int(number))
         view.had.append((got.payload, got.stamp))
 

@@ -1,11 +1,11 @@
 """`python -m tests.soak.rounds`: how long does a majority stand still?
 
-Three members of one topic, level `quorum`, and a hub that is not touched: it decides, and the loss
-of the site that decides is another matter. Each round kills a member, starts one, or moves the home
-to one, and lets some time pass, often none. A publisher at the hub sends one event after the other.
-Measured is the longest time without an acknowledgement *while two members were up*: from the moment
-that the second is up, or the last acknowledgement since, to the next acknowledgement or the moment
-that there are fewer. At the end every acknowledged event must be in the log, once.
+Three or five members of one topic, level `quorum`, and a hub that is not touched: it decides, and
+the loss of the site that decides is another matter. Each round kills a member, starts one, or moves
+the home to one, and lets some time pass, often none. A publisher at the hub sends one event after
+the other. Measured is the longest time without an acknowledgement *while a quorum was up*: from the
+moment that there is one, or the last acknowledgement since, to the next acknowledgement or the
+moment that there is none. At the end every acknowledged event must be in the log, once.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import sys
 import time
 
 from skerry.errors import OutcomeUnknown, SkerryError
+from skerry.model.promotion import write_quorum
 from skerry.testing import LocalFabric
 
-MEMBERS = ("a", "b", "c")
 PATIENCE = 100.0
 """Seconds after which a stall is ended by starting what is down."""
 
@@ -29,12 +29,14 @@ PATIENCE = 100.0
 class Rounds:
     """One run."""
 
-    def __init__(self, seed: int, rounds: int, payload: int, verbose: bool) -> None:
+    def __init__(self, seed: int, rounds: int, members: int, payload: int, verbose: bool) -> None:
         self._random = random.Random(seed)
+        self._members = list("abcdefg"[:members])
+        self._quorum = write_quorum(members)
         self._rounds = rounds
         self._payload = payload
         self._verbose = verbose
-        self._up = set(MEMBERS)
+        self._up = set(self._members)
         self._since: float | None = time.monotonic()
         """When the wait for an acknowledgement began; None: too few are up to wait."""
         self._worst = 0.0
@@ -45,18 +47,21 @@ class Rounds:
     async def run(self) -> bool:
         """All rounds; whether every acknowledged event is in the log, once."""
         async with (
-            LocalFabric(["hub", *MEMBERS]) as fabric,
+            LocalFabric(["hub", *self._members]) as fabric,
             fabric.connect("hub", "admin", timeout=110) as client,
             fabric.connect("hub", "admin", timeout=20) as admin,
         ):
-            await client.create_topic("t", home="a", replicas=2, spread=["b", "c"], ack="quorum")
+            home, *spread = self._members
+            await client.create_topic(
+                "t", home=home, replicas=len(spread), spread=spread, ack="quorum"
+            )
             task = asyncio.create_task(self._publish(client))
             try:
                 for number in range(self._rounds):
                     await self._round(fabric, admin, number)
                     if task.done():
                         task.result()
-                for site in sorted(set(MEMBERS) - self._up):
+                for site in sorted(set(self._members) - self._up):
                     await self._start(fabric, site)
                 before = len(self.acknowledged)
                 while len(self.acknowledged) < before + 10:
@@ -83,24 +88,24 @@ class Rounds:
             await asyncio.sleep(0.002)
 
     def _note(self, begins: bool = True) -> None:
-        """The wait for an acknowledgement is over; another begins, if two are up."""
+        """The wait for an acknowledgement is over; another begins, if a quorum is up."""
         now = time.monotonic()
         if self._since is not None:
             self._worst = max(self._worst, now - self._since)
-        self._since = now if begins and len(self._up) >= 2 else None
+        self._since = now if begins and len(self._up) >= self._quorum else None
 
     async def _round(self, fabric: LocalFabric, admin, number: int) -> None:  # type: ignore[no-untyped-def]
         draw = self._random
         self._worst = 0.0
-        down = sorted(set(MEMBERS) - self._up)
-        choices = ["move"] * 2 + ["kill"] * (3 if len(down) < 2 else 0) + ["start"] * 2 * len(down)
-        what = draw.choice(choices)
+        down = sorted(set(self._members) - self._up)
+        kills = 3 if len(self._up) > 1 else 0
+        what = draw.choice(["move"] * 2 + ["kill"] * kills + ["start"] * 2 * len(down))
         site = draw.choice(down if what == "start" else sorted(self._up))
         wait = draw.choice([0.0, 0.0, draw.uniform(0, 0.5), draw.uniform(0, 4.0)])
         began = len(self.acknowledged)
         if what == "kill":
             self._up.discard(site)
-            if len(self._up) < 2:
+            if len(self._up) < self._quorum:
                 self._note(begins=False)
             await fabric.crash(site)
         elif what == "start":
@@ -135,7 +140,7 @@ class Rounds:
     async def _start(self, fabric: LocalFabric, site: str) -> None:
         await fabric.start(site)
         self._up.add(site)
-        if self._since is None and len(self._up) >= 2:
+        if self._since is None and len(self._up) >= self._quorum:
             self._since = time.monotonic()
 
 
@@ -144,19 +149,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak.rounds", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--members", type=int, default=3, help="members of the topic, 3 to 7")
     parser.add_argument("--payload", type=int, default=100, help="bytes of each event")
     parser.add_argument("--verbose", action="store_true")
     given = parser.parse_args()
-    rounds = Rounds(given.seed, given.rounds, given.payload, given.verbose)
+    rounds = Rounds(given.seed, given.rounds, given.members, given.payload, given.verbose)
     is_right = asyncio.run(rounds.run())
     gaps = sorted(rounds.gaps)
     result = {
         "seed": given.seed,
+        "members": given.members,
         "rounds": len(gaps),
         "did": rounds.did,
         "acknowledged": len(rounds.acknowledged),
         "complete": is_right,
-        "seconds without an acknowledgement while two were up": {
+        "seconds without an acknowledgement while a quorum was up": {
             f"p{p}": round(gaps[min(len(gaps) - 1, len(gaps) * p // 100)], 3)
             for p in (50, 90, 95, 99)
         }

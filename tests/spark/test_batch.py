@@ -11,6 +11,7 @@ import pytest
 
 from skerry import Client
 from skerry.testing import LocalSite
+from tests.live.chains import ChainByHand
 from tests.spark.conftest import rows
 
 Table = Callable[..., Any]
@@ -148,3 +149,25 @@ async def test_a_start_that_aged_out_may_be_passed_over(client: Client, table: T
     await fill(client, "t", 10)
     found = await rows(table("t", start=2, failOnDataLoss="false"), "index")
     assert sorted(found) == [(6,), (7,), (8,), (9,), (10,)]
+
+
+async def test_a_chain_of_segments_is_one_table(
+    client: Client, admin: Client, table: Table
+) -> None:
+    await client.create_topic("t")
+    log = ChainByHand(admin, "t")
+    await fill(client, "t", 102)
+    middle = (await client.get("t", 100)).time.isoformat()
+    await log.roll(100)  # the last two are not part of the history
+    await fill(client, "t", 20)
+    await log.roll()
+    await fill(client, "t", 5)
+    expected = [*range(100), *range(20), *range(5)]
+    for partitions in (1, 3):
+        found = sorted(await rows(table("t", partitions=partitions), "index", "value"))
+        assert found == [(n + 1, b"%d" % value) for n, value in enumerate(expected)]
+    found = sorted(await rows(table("t", start=99, end=102), "index", "value"))
+    assert found == [(99, b"98"), (100, b"99"), (101, b"0"), (102, b"1")]
+    assert len(await rows(table("t", start=middle))) == 26
+    await log.jetstream.call("STREAM.PURGE.t~t")  # it aged out
+    assert sorted(await rows(table("t"), "index")) == [(n,) for n in range(101, 126)]

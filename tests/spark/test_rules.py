@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from skerry import errors
-from skerry.model.fabric import TopicEntry
+from skerry.model.fabric import Step, TopicEntry
 from skerry.model.pattern import Pattern
 from skerry.model.topic import TopicSettings
 from skerry.spark.options import read_sink, read_source
@@ -179,9 +179,9 @@ def test_other_filters_are_left_to_spark() -> None:
 
 def entry(epoch: int, *bases: int, forgetful: bool = False) -> TopicEntry:
     """A topic whose last epochs began behind these indexes."""
-    first = epoch - len(bases) + 1
+    lineage = tuple(Step(*one) for one in enumerate(bases, epoch - len(bases) + 1))
     return TopicEntry(
-        name="t", home="hub", epoch=epoch, lineage=tuple(enumerate(bases, first)),
+        name="t", home="hub", epoch=epoch, lineage=lineage,
         members=("hub", "lab"), settings=TopicSettings(), forgetful=forgetful,
     )  # fmt: skip
 

@@ -11,7 +11,8 @@ from skerry.engine.lines import Frame
 from skerry.log import kept
 from skerry.log.frames import InFlight
 from skerry.log.kept import Kept
-from skerry.model.fabric import TopicEntry
+from skerry.model.fabric import Step, TopicEntry
+from skerry.model.promotion import fork_of, is_forked, is_unbroken
 from skerry.model.topic import TopicSettings
 
 
@@ -19,9 +20,10 @@ def event(size: int = 10) -> InFlight:
     return asyncio.get_running_loop().create_future(), Frame(b"x" * size), 0.0, "t"
 
 
-def entry(*lineage: tuple[int, int]) -> TopicEntry:
+def entry(*steps: Step | tuple[int, int]) -> TopicEntry:
+    lineage = tuple(Step(*step) for step in steps)
     return TopicEntry(
-        name="t", home="a", epoch=lineage[-1][0], lineage=lineage, members=("a", "b"),
+        name="t", home="a", epoch=lineage[-1].epoch, lineage=lineage, members=("a", "b"),
         settings=TopicSettings(),
     )  # fmt: skip
 
@@ -36,6 +38,19 @@ def test_what_an_earlier_epoch_shares_with_the_history(epoch: int, fork: int, kn
     topic = entry((3, 40), (4, 100), (5, 90))
     assert topic.fork(epoch) == fork
     assert topic.known_fork(epoch) == known
+
+
+def test_nothing_forks_where_a_home_goes_on() -> None:
+    """A copy that followed it may be beyond the base of the epoch that it goes on in. What another
+    home took over is shared up to there, whatever went on before."""
+    lineage = [Step(3, 40), Step(4, 60, goes_on=True), Step(5, 80, goes_on=True)]
+    assert [is_forked(root, 81, lineage) for root in (2, 3, 4, 5)] == [True, False, False, False]
+    assert [is_unbroken(root, lineage) for root in (1, 2, 3, 4, 5)] == [False, False, *[True] * 3]
+    lineage.append(Step(6, 70))
+    assert [fork_of(root, 81, lineage) for root in (2, 3, 4, 5, 6)] == [40, 70, 70, 70, 81]
+    assert not any(is_unbroken(root, lineage) for root in (2, 3, 4, 5))
+    topic = entry(*lineage)
+    assert [topic.known_fork(epoch) for epoch in (2, 3, 5, 6)] == [40, 70, 70, sys.maxsize]
 
 
 async def test_what_replicas_have_is_let_go_in_order() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from skerry import errors
-from skerry.model.fabric import TopicEntry
+from skerry.model.fabric import Step, TopicEntry
 from skerry.model.placement import Move, MoveReport, PlacementSettings
 from skerry.model.topic import TopicSettings
 from skerry.placement.decide import Standing, as_entries, decision, policy_settings
@@ -18,7 +18,7 @@ from tests.conftest import until
 
 def entry(name: str = "t", home: str = "a", *replicas: str, **settings: Any) -> TopicEntry:
     return TopicEntry(
-        name=name, home=home, epoch=3, lineage=((3, 0),), members=(home, *replicas),
+        name=name, home=home, epoch=3, lineage=(Step(3, 0),), members=(home, *replicas),
         settings=TopicSettings(replicas=len(replicas), **settings),
     )  # fmt: skip
 

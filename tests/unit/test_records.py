@@ -16,6 +16,7 @@ from skerry.model.fabric import (
     CopyRecord,
     LinkRecord,
     SiteRecord,
+    Step,
     TopicEntry,
     fits,
     kind_of,
@@ -33,7 +34,7 @@ KEYS = [
     "pin.t~a",
 ]  # fmt: skip
 ENTRY = TopicEntry(
-    name="a/b", home="x", epoch=2, lineage=((1, 0), (2, 7)), members=("x", "y"),
+    name="a/b", home="x", epoch=2, lineage=(Step(1, 0), Step(2, 7)), members=("x", "y"),
     settings=TopicSettings(),
 )  # fmt: skip
 

@@ -5,14 +5,15 @@ Every case of up to seven sites.
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, product
 
 import pytest
 
-from skerry.model.promotion import State, elect, write_quorum
+from skerry.model.fabric import Step
+from skerry.model.promotion import State, elect, may_discard, read_quorum, write_quorum
 from skerry.model.topic import MAX_REPLICAS
 
-LINEAGE = ((1, 0),)
+LINEAGE = (Step(1, 0),)
 
 
 @pytest.mark.parametrize("replicas", range(1, MAX_REPLICAS + 1))
@@ -45,3 +46,40 @@ def test_what_quorum_needs(replicas: int) -> None:
     even one."""
     sites = replicas + 1
     assert sites - write_quorum(sites) == (sites - 1) // 2
+
+
+def missed(members: list[str], lasts: tuple[int, ...]) -> bool:
+    """Whether some election among `members`, of which the first threw its copy away, may find less
+    than that one had: 5 events."""
+    told = dict(zip(members[1:], lasts, strict=True))
+    return any(
+        max((told[site] for site in asked if site in told), default=0) < 5
+        for asked in combinations(members, read_quorum(len(members)))
+        if any(site in told for site in asked)
+    )
+
+
+@pytest.mark.parametrize("replicas", range(1, 5))
+def test_a_copy_is_thrown_away_only_if_no_election_misses_it(replicas: int) -> None:
+    """Whatever the others have. As many as are asked in an election would not be enough."""
+    members = [f"a{n}" for n in range(replicas + 1)]
+    for lasts in product((4, 5), repeat=replicas):
+        states = [State(m, 1, last, 1) for m, last in zip(members[1:], lasts, strict=True)]
+        may = may_discard(State(members[0], 1, 5, 1), members, states)
+        assert not (may and missed(members, lasts))
+    too_few = (5,) * read_quorum(len(members)) + (4,) * replicas
+    if len(members) == 4:
+        assert missed(members, too_few[:replicas])
+
+
+def test_a_site_that_is_drained_leads_if_only_that_has_all() -> None:
+    """To be drained is a wish, to go on a promise."""
+    members = ("a", "b", "c")
+    behind, best = State("b", 1, 5, 1), State("c", 1, 9, 1)
+    decision = elect(LINEAGE, members, [behind, best], avoided={"c"})
+    assert decision is not None
+    assert decision.home == "c"
+    equal = State("b", 1, 9, 1)
+    decision = elect(LINEAGE, members, [best, equal], preferred=["c"], avoided={"c"})
+    assert decision is not None
+    assert decision.home == "b"

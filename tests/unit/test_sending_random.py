@@ -28,7 +28,7 @@ from skerry.config import DUPLICATE_WINDOW
 from skerry.engine import lines
 from skerry.log.kept import Kept
 from skerry.log.sending import Recall, Retry, Sending, Write
-from skerry.model.fabric import TopicEntry
+from skerry.model.fabric import Step, TopicEntry
 from skerry.model.topic import Ack, TopicSettings
 from tests.unit.test_sending import NOBODY, REFUSED, Ticket
 
@@ -64,7 +64,7 @@ class World(RuleBasedStateMachine):
         self.now = 1000.0
         self.ticked = self.now
         self.entry = TopicEntry(
-            name="t", home="a", epoch=1, lineage=((1, 0),), members=("a", "b"),
+            name="t", home="a", epoch=1, lineage=(Step(1, 0),), members=("a", "b"),
             settings=TopicSettings(ack=level),
         )  # fmt: skip
         self.homes = {1: Home([], False, self.now)}
@@ -280,7 +280,7 @@ class World(RuleBasedStateMachine):
             home=old.members[1],
             members=old.members[::-1],
             epoch=old.epoch + 1,
-            lineage=(*old.lineage, (old.epoch + 1, base)),
+            lineage=(*old.lineage, Step(old.epoch + 1, base)),
             forgetful=forgets,
         )
         if heard:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 import pytest
 
 from skerry.fabric.tree import FANOUT, choose_parent
-from skerry.model.fabric import CopyRecord, TopicEntry
+from skerry.model.fabric import CopyRecord, Step, TopicEntry
 from skerry.model.topic import TopicSettings
 
 AWAY = {"home": 0.08, "near": 0.01, "far": 0.2}
@@ -19,7 +19,7 @@ def parent(latency: float | None, reach: Collection[str] = AWAY, followers: int 
         name="t",
         home="home",
         epoch=1,
-        lineage=((1, 0),),
+        lineage=(Step(1, 0),),
         members=("home",),
         settings=TopicSettings(latency=latency),
     )

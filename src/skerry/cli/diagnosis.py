@@ -150,6 +150,11 @@ def check_site_file(file: Path) -> Finding:
         return Finding(
             "site file", "problem", f"{what}: it is of a newer Skerry", "Upgrade Skerry."
         )
+    if found.format < FORMAT:
+        return Finding(
+            "site file", "problem", f"{what}: it is of an older Skerry",
+            "Start with another --data folder; the older Skerry still reads this one.",
+        )  # fmt: skip
     return Finding("site file", "ok", what)
 
 

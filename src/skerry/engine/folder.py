@@ -37,8 +37,8 @@ from skerry.errors import (
     FolderUnwritable,
 )
 
-FORMAT = 1
-"""The layout of the folder. A folder with a higher number is left alone."""
+FORMAT = 2
+"""The layout of the folder. A folder with another number is left alone."""
 
 ORPHAN_TIME = 5.0
 """Seconds that an engine without a supervisor has to give the folder free."""
@@ -148,6 +148,12 @@ class Folder:
                 f"{self.path} was written by a newer Skerry (format {found.format}, this one "
                 f"knows {FORMAT})",
                 "Upgrade Skerry, or use another --data folder.",
+            )
+        if found.format < FORMAT:
+            raise FolderCorrupt(
+                f"{self.path} was written by an older Skerry (format {found.format}, this one "
+                f"knows {FORMAT} alone)",
+                "Start with another --data folder; the older Skerry still reads this one.",
             )
         last = parse_version(found.engine)
         if last[:2] > engine[:2]:

@@ -26,6 +26,7 @@ STREAM_NOT_FOUND = 10059
 STREAM_EXISTS = 10058
 SUBJECTS_OVERLAP = 10065
 CONSUMER_NOT_FOUND = 10014
+CONSUMER_EXISTS = 10148
 MESSAGE_TOO_LARGE = 10054
 NO_STORAGE = (10002, 10023, 10028, 10047, 10077)
 """The account's, the server's, memory or disk is used up, or a stream could not store."""
@@ -149,6 +150,15 @@ class JetStream:
         except ApiError as error:
             if error.code in (CONSUMER_NOT_FOUND, STREAM_NOT_FOUND):
                 return None
+            raise
+
+    async def consumers(self, stream: str) -> list[dict[str, Any]]:
+        """Configuration and state of every consumer of a stream; none if there is no such."""
+        try:
+            return await self._pages(f"CONSUMER.LIST.{stream}", {}, "consumers")
+        except ApiError as error:
+            if error.code == STREAM_NOT_FOUND:
+                return []
             raise
 
     async def _pages(self, name: str, body: dict[str, Any], field: str) -> list[Any]:

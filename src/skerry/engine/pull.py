@@ -56,9 +56,9 @@ class Pull:
         self._window_bytes = window_bytes
         self._deliver = deliver
         self._lost = lost
-        self._suffix = f".s.{next(_numbers)}."
-        self._inbox = connection.inbox + self._suffix
-        self._sid = connection.subscribe(self._inbox + "*", self._on_message, self._on_messages)
+        self.idle: Callable[[], None] = lambda: None
+        """Called while a request is open and the engine has nothing to send."""
+        self._listen()
         self._own = b"?"
         """How replies of the consumer begin."""
         self._name = b"?"
@@ -67,6 +67,13 @@ class Pull:
         self._open: deque[list[int]] = deque()
         self._expected = 0
         self._heard = 0.0
+
+    def _listen(self) -> None:
+        self._suffix = f".s.{next(_numbers)}."
+        self._inbox = self._connection.inbox + self._suffix
+        self._sid = self._connection.subscribe(
+            self._inbox + "*", self._on_message, self._on_messages
+        )
 
     def start(self, stream: str, consumer: str) -> None:
         """Pull from `consumer` from now on, whenever the owner asks."""
@@ -82,6 +89,12 @@ class Pull:
         self._next = None
         self._open.clear()
         self._expected = 0
+
+    def renew(self) -> None:
+        """Take nothing more of what was asked for, even of a consumer of the same name."""
+        self.stop()
+        self._connection.unsubscribe(self._sid)
+        self._listen()
 
     def forget(self) -> None:
         """Take nothing more of the consumer: some of what it sent is lost."""
@@ -192,6 +205,7 @@ class Pull:
         self._heard = self._connection.now()
         status = status_of(head)
         if status == 100:
+            self.idle()
             return
         number = int(subject[len(self._inbox) :])
         for request in self._open:

@@ -27,7 +27,7 @@ from skerry.engine.jetstream import JetStream
 from skerry.engine.link import Down
 from skerry.engine.process import Engine
 from skerry.errors import SkerryError
-from skerry.model.names import stream_of, topic_of_stream
+from skerry.model.names import segment_of_stream
 
 log = logging.getLogger("skerry.engine")
 
@@ -80,11 +80,12 @@ class Tide:
         """An engine was started: have its logs what they had? What they lack is in `lost`."""
         for stream, now in _marks(streams).items():
             then = self._known.logs.get(stream)
-            name = topic_of_stream(stream)
-            if then is None or name is None or then.created != now.created:
+            found = segment_of_stream(stream)
+            if then is None or found is None or then.created != now.created:
                 continue
+            name = found[0]
             if now.last < then.last:
-                self.ends[name] = then.last
+                self.ends[name] = max(self.ends.get(name, 0), then.last)
                 self._say(name, f"its log ends at index {now.last}, and had {then.last}")
             elif now.last == then.last and now.holes > then.holes:
                 self._say(name, f"{now.holes - then.holes} events inside its log are gone")
@@ -99,12 +100,20 @@ class Tide:
         self.lost.pop(name, None)
         self.ends.pop(name, None)
 
+    def expect(self, stream: str) -> None:
+        """Events of a stream are about to be removed on purpose."""
+        logs = {name: mark for name, mark in self._known.logs.items() if name != stream}
+        if logs != self._known.logs:
+            self._write(_File(self._known.boot, False, logs))
+
     def note(self, streams: Iterable[dict[str, Any]]) -> None:
         """Remember how far logs are now."""
         known = self._known
         marks = _marks(streams)
-        kept = (stream_of(name) for name in self.lost)
-        marks |= {stream: known.logs[stream] for stream in kept if stream in known.logs}
+        for stream, mark in known.logs.items():
+            found = segment_of_stream(stream)
+            if found is not None and found[0] in self.lost:
+                marks[stream] = mark
         boot = known.boot if self.is_waiting() else self._boot
         if marks != known.logs or known.clean or known.boot != boot:
             self._write(_File(boot, False, marks))

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from skerry.config import ClientSettings
+from skerry.config import ADDED_BYTES, ClientSettings
 from skerry.engine import lines
 from skerry.engine.address import Address
 from skerry.engine.lines import Frame
@@ -58,6 +58,16 @@ class ServerInfo(msgspec.Struct, frozen=True):
     tls_required: bool = False
     auth_required: bool = False
     domain: str = ""
+
+    @property
+    def added(self) -> int:
+        """Bytes that engines may add to an event on its way."""
+        return min(ADDED_BYTES, self.max_payload // 4)
+
+    @property
+    def max_event(self) -> int:
+        """Bytes of the largest event that may be published, its headers included."""
+        return self.max_payload - self.added
 
 
 class Listener:

@@ -8,9 +8,11 @@ Theory of operation. The directory says of each topic where its home is and whic
                           a copy            promoted
                           a home            its subjects follow the epoch
     home is elsewhere     none              a copy is made, if we are a member or have readers
-                          a copy            follows the new home, or is rebuilt if it forked
-                          a home            frozen, salvaged, and replaced by a copy: when that is
-                                            safe, or at once if its log is put aside
+                          a copy            follows the new home; if it forked, it rolls first
+                          a home            frozen; then it rolls: a new segment follows
+
+To roll is to go on in a new stream (`skerry.log.segments`), which costs the same however large the
+log is. `Mending` puts the segments in order afterwards.
 
 The marks of `skerry.model.promotion` are kept in the stream's metadata, written before they count.
 """
@@ -21,7 +23,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -33,14 +35,17 @@ from skerry.fabric.durables import Durables
 from skerry.fabric.following import Following
 from skerry.fabric.links import Links
 from skerry.fabric.logs import Info, Logs
+from skerry.fabric.mending import Mending
 from skerry.fabric.opening import Openings
 from skerry.fabric.peers import Peers
 from skerry.fabric.replacement import Replacement
-from skerry.fabric.streams import Local, differs, is_brought_back
+from skerry.fabric.streams import Local, cut_at, differs
+from skerry.fabric.tails import Tails
 from skerry.fabric.tasks import Tasks
+from skerry.log.segments import Segment
 from skerry.model.fabric import TopicEntry, topic_key
 from skerry.model.names import topic_of_stream
-from skerry.model.promotion import Copy, State, is_forked, next_epoch
+from skerry.model.promotion import Copy, State, fork_of, is_forked, is_unbroken, next_epoch
 
 log = logging.getLogger("skerry.fabric")
 
@@ -62,9 +67,18 @@ class Copies:
         self.site = site
         self.logs = Logs(jetstream, site, fabric, store, deliver_plain)
         self.durables = Durables(jetstream, site, store, links, peers, self._root)
-        self._replacement = Replacement(jetstream, self.logs, links, peers, self.durables, self)
+        self.tails = Tails(jetstream, self.logs, links, peers)
+        self._replacement = Replacement(self.logs, links, peers, self.durables, self.tails, self)
         self.following = Following(
-            jetstream.connection, self.logs, store, links, peers, self._replacement.begin
+            jetstream, self.logs, store, links, peers, self._welds, self._on_fork
+        )
+        self.mending = Mending(
+            jetstream,
+            self.logs,
+            self.following.relay,
+            self.tails,
+            self.durables,
+            self.settle_quietly,
         )
         self._jetstream = jetstream
         self._connection = jetstream.connection
@@ -82,7 +96,9 @@ class Copies:
 
     def load(self, streams: Iterable[Info], before: Mapping[str, Copy] | None = None) -> None:
         """Learn what is here; see `Logs.load`."""
+        streams = list(streams)
         self.logs.load(streams, self._connection.now(), before)
+        self.tails.load(streams)
 
     def start(self) -> None:
         """Begin to follow the directory."""
@@ -92,6 +108,8 @@ class Copies:
     async def close(self) -> None:
         """Stop; logs stay as they are."""
         await self.following.close()
+        await self.mending.close()
+        await self.tails.close()
         await self._replacement.close()
         await self.openings.close()
         await self._tasks.close()
@@ -128,13 +146,16 @@ class Copies:
 
     async def reconcile(self) -> None:
         """Bring every log here in line with a fresh directory, before clients may write."""
-        for name in self.logs.unfinished:
-            await self.logs.drop_reserve(self.logs.of(name))
-        self.logs.unfinished.clear()
+        await self.logs.tidy()
+        for name in list(self.tails.kept):
+            if self.entry(name) is None:
+                await self.tails.forget(name)
+            else:
+                self.tails.bring_home(self.logs.of(name))
         for local in self.logs:
             entry = self.entry(local.name)
             if entry is None:
-                if local.is_ours or local.copy.reserve is not None:
+                if local.is_ours:
                     await self._forget(local)  # it was deleted while we were away
             elif self._is_shut(local, entry):
                 self.openings.begin(local)
@@ -148,9 +169,6 @@ class Copies:
     async def _settle_or_later(self, local: Local, entry: TopicEntry) -> None:
         """One log that cannot be settled does not keep the others from being served. Only a home
         that is open must not stay as it is."""
-        if local.copy.needs_reserve:  # to bring back a log takes long
-            self._tasks.spawn(self.settle_quietly(entry))
-            return
         try:
             await self.settle(entry)
         except SkerryError as error:
@@ -162,6 +180,7 @@ class Copies:
     async def reconcile_alone(self, confirmed: Collection[str]) -> None:
         """The same with what is known while the directory is away: of the homes that others may
         have replaced only those in `confirmed` open, the others are shut."""
+        await self.logs.tidy()
         for local in self.logs:
             entry = self.entry(local.name)
             if entry is None:
@@ -236,17 +255,25 @@ class Copies:
     async def state(self, name: str) -> State | None:
         """How far the log here is."""
         local = self.logs.get(name)
-        info = await self.logs.info(local) if local is not None else None
-        if local is None or info is None:
+        if local is None:
             return None
-        local.count = info["state"]["messages"]
+        copy, info = local.copy, await self.logs.info(local)
+        while local.copy is not copy:  # that was another segment's
+            copy, info = local.copy, await self.logs.info(local)
+        if info is None:
+            return None
+        local.count = info["state"]["messages"] if not local.is_split else 0
         await self._advance(local, info["state"]["last_seq"])
         return self._state(local)
 
     def _state(self, local: Local) -> State:
-        state = local.copy.state()
-        young = local.kind == "copy" and self._connection.now() < self.young_until
-        return msgspec.structs.replace(state, young=state.young or young, count=local.count)
+        return msgspec.structs.replace(
+            local.copy.state(),
+            young=local.kind == "copy" and self._connection.now() < self.young_until,
+            count=local.count,
+            split=local.is_split,
+            segment=local.segment,
+        )
 
     def _root(self, name: str) -> int:
         local = self.logs.get(name)
@@ -267,12 +294,14 @@ class Copies:
         states = await asyncio.gather(*(seal(*one) for one in wanted.items()))
         return {name: state for name, state in zip(wanted, states, strict=True) if state}
 
-    async def reached(self, name: str, last: int, timeout: float) -> State | None:
-        """How far the log here is, once it holds index `last` or the time is over."""
+    async def reached(self, name: str, epoch: int, last: int, timeout: float) -> State | None:
+        """How far the log here is, once it holds index `last` of `epoch` or the time is over. It
+        may be rolling just now, or about to join."""
         deadline = self._connection.now() + timeout
         while True:
             state = await self.state(name)
-            if state is None or state.last >= last or self._connection.now() > deadline:
+            is_there = state and state.label >= epoch and state.last >= last
+            if is_there or self._connection.now() > deadline:
                 return state
             await asyncio.sleep(0.001)
 
@@ -359,17 +388,12 @@ class Copies:
 
     async def _settle(self, local: Local, entry: TopicEntry) -> None:
         info = await self.logs.look(local)
-        if info is not None and is_brought_back(info) and not local.copy.label:
-            if entry.epoch < local.copy.sealed:
-                return  # we have promised a later one; the reserve answers
-            await self._delete(local)
-            info = None
-        reserve = local.copy.reserve
         # The log of a topic that was deleted while we were away; this one has its name.
-        if local.is_ours and _is_another(entry, local.copy.root):
+        if local.is_ours and entry.is_another(local.copy.root):
             await self._delete(local)
-        if reserve is not None and _is_another(entry, reserve.root):
-            await self.logs.drop_reserve(local)
+        if (aside := local.copy.aside) is not None:
+            end = fork_of(aside.root, aside.last, entry.lineage)
+            local.ends = cut_at([], local.ends, end)
         if entry.epoch < local.copy.sealed and entry.home != self.site:
             return  # we have promised a later one
         if entry.home == self.site:
@@ -378,26 +402,48 @@ class Copies:
             await self.logs.freeze(local)
             local.copy.seal(entry.epoch)  # it helps no earlier one, whatever becomes of us
             await self.logs.write_marks(local)
-            self._replacement.begin(local)
+            await self._roll(local, entry)
         elif local.kind == "copy":
             await self._keep_following(local, entry, info)
         elif self._is_needed(local, entry):
             await self._make_copy(local, entry)
-        self._replacement.release(local)
+        self.mending.begin(local)
+
+    async def _roll(self, local: Local, entry: TopicEntry) -> None:
+        """Keep the log here as far as it is part of the history, and follow behind that. One that
+        lost events is not worth keeping; one that the events beyond have thinned out is copied anew
+        beside it."""
+        before, tide = local.copy, self.openings.tide
+        is_sound = tide is None or local.name not in tide.lost
+        is_kept = is_sound and self._is_needed(local, entry)
+        copy = before.twin()
+        if (end := copy.roll(entry.lineage) if is_kept else None) is None:
+            self._replacement.begin(local)
+            return
+        is_thinned = local.thins or entry.settings.keep_last is not None or before.aside is not None
+        is_beside = is_thinned and end < before.last
+        if is_beside:
+            copy = before.twin()
+            copy.begin_beside()
+        copy.follow(entry.lineage)
+        copy.join(copy.last, entry.lineage)
+        if is_beside and copy.label < entry.epoch:
+            local.delivers = False  # plain subscribers do not get the history once more
+        local.copy = copy
+        try:
+            await self.logs.roll(local, entry, end, is_beside)
+        except BaseException:
+            if local.kind != "copy":
+                local.copy = before  # what it claims is not on disk
+            raise
+        self.following.choose(local, entry)
+        if copy.label < entry.epoch:
+            self._tasks.spawn(self._catch_up(local, entry.epoch))
 
     async def _be_home(self, local: Local, entry: TopicEntry, info: Info | None) -> None:
-        by_reserve = local.copy.needs_reserve and entry.epoch >= local.copy.sealed
-        if by_reserve:
-            log.warning("%s is at home here now: bringing back its log", entry.name)
-            await self.logs.bring_back(local, entry)
         is_known = self.entry(entry.name) is not None  # else it is just being made
         if local.kind == "" and (entry.base > 0 or (is_known and len(entry.members) > 1)):
-            if len(entry.members) > 1:
-                self._tasks.spawn(self._give_away(entry))
-            raise FabricError(
-                f"site {self.site} is the home of {entry.name} and has lost its log",
-                "Restore the data folder, or move the topic to a site that has a copy.",
-            )
+            self._give_away(entry, "has lost its log")
         if local.kind == "home" and local.epoch == entry.epoch and local.copy.sealed <= entry.epoch:
             if local.checked != self.starts and len(entry.members) > 1:
                 await self.logs.freeze(local, opening=True)
@@ -411,12 +457,14 @@ class Copies:
         if local.lease is not None:
             local.lease.cancel()
             local.lease = None
+        if local.is_split and entry.epoch >= local.copy.sealed:
+            self.mending.begin(local)
+            raise FabricError(f"the log of {entry.name} here is put together first", "Try again.")
+        if entry.epoch < local.copy.sealed:
+            return  # we have promised a later one
         if not local.copy.lead(entry.lineage):
-            log.error(
-                "%s cannot be at home here in epoch %d: its log ends at %d",
-                entry.name, entry.epoch, local.copy.last,
-            )  # fmt: skip
-            return
+            await self.logs.freeze(local)
+            self._give_away(entry, f"has a log that ends at {local.copy.last}")
         local.epoch = entry.epoch
         config = self.logs.home(local, entry)
         if local.kind == "":
@@ -426,14 +474,15 @@ class Copies:
         local.kind = "home"
         local.checked = self.starts
         local.parent = ""
-        if by_reserve:
-            await self.logs.drop_reserve(local)
         await self.following.leave(local)
 
     async def _reopen(self, local: Local, entry: TopicEntry) -> None:
         """No member is ahead: a home that was shut for that opens again. One that was shut for
-        another reason, before a crash, does so in a new epoch."""
-        if not local.is_reopened or local.copy.sealed > local.epoch:
+        another reason, before a crash, does so in a new epoch; so does one that may have lost what
+        no member had: its publishers send that again, and do not take what gets its index for it.
+        """
+        is_shut = not local.is_reopened or local.copy.sealed > local.epoch
+        if is_shut or not self.openings.is_trusted:
             await self._thaw(local.name, local.epoch)
             return
         async with local.lock:
@@ -442,14 +491,24 @@ class Copies:
                 local.kind = "home"
                 local.checked = self.starts
 
-    async def _give_away(self, entry: TopicEntry) -> None:
-        """The log of a home is gone: a member that has one is to take over."""
+    def _give_away(self, entry: TopicEntry, why: str) -> NoReturn:
+        """The log of a home is gone, or an old one: a member that has it is to take over."""
+        if len(entry.members) > 1:
+            self._tasks.spawn(self._renew(entry))
+        raise FabricError(
+            f"site {self.site} is the home of {entry.name} in epoch {entry.epoch} and {why}",
+            "Restore the data folder, or move the topic to a site that has a copy.",
+        )
+
+    async def _renew(self, entry: TopicEntry) -> None:
         with contextlib.suppress(SkerryError):
             await self.openings.renew(entry)
 
     async def _keep_following(self, local: Local, entry: TopicEntry, info: Info | None) -> None:
         if not self._is_needed(local, entry):
-            await self._discard(local)
+            await self.tails.cut(local)
+            self.tails.bring_home(local)
+            await self._delete(local)
             return
         copy = local.copy
         if copy.following == entry.epoch and local.parent:
@@ -457,27 +516,33 @@ class Copies:
             if info is not None and differs(wanted, info["config"]):
                 await self.logs.update(local, wanted)
             return
+        if copy.last < entry.base:  # a subscription may be further than this copy, and than a fork
+            frozen = (Segment(local.stream, 1, entry.fork(copy.root)),)
+            self._tasks.spawn(self.durables.roll(local.name, frozen, local.chain))
+        is_reading, parent = copy.is_joined, local.parent
         if not copy.follow(entry.lineage):
             if is_forked(copy.root, copy.last, entry.lineage):
-                log.warning(
-                    "the copy of %s here has events that the new home never had; rebuilding it",
-                    entry.name,
-                )
-                self._replacement.begin(local)
+                log.warning("the copy of %s here has events that its home never had", entry.name)
+                await self.logs.stop(local)
+                await self._roll(local, entry)
             return
         try:
             await self.logs.update(local, self.logs.copy(local, entry))
+            self.following.choose(local, entry)
+            if is_reading and local.parent == parent and is_unbroken(copy.root, entry.lineage):
+                await self.following.join(local, entry, copy.last)
+            else:
+                self.following.relay.again(local.stream)
         except (SkerryError, Down):
             copy.following = 0  # the next attempt does all of it
             raise
-        self.following.choose(local, entry)
-        self.following.relay.again(local.stream)
         if copy.label < entry.epoch:
             self._tasks.spawn(self._catch_up(local, entry.epoch))
 
     async def _make_copy(self, local: Local, entry: TopicEntry) -> None:
-        local.copy = Copy(self.site, reserve=local.copy.reserve)
+        local.copy = Copy(self.site)
         local.copy.follow(entry.lineage)
+        local.copy.join(0, entry.lineage)
         self.following.choose(local, entry)
         has_all = local.copy.label == entry.epoch
         local.delivers &= has_all  # plain subscribers do not get the history once more
@@ -500,42 +565,39 @@ class Copies:
                 await self.settle(entry)
 
     async def _advance(self, local: Local, last: int) -> None:
-        entry = self.entry(local.name)
-        local.copy.last = last
-        follows = entry is not None and local.copy.following == entry.epoch
-        if entry is not None and follows and local.copy.advance(last, entry.base):
+        entry, copy = self.entry(local.name), local.copy
+        copy.last = last
+        if entry is None or copy.following != entry.epoch:
+            return
+        further = copy.twin()
+        if further.advance(last, entry.base):
             async with local.lock:
-                await self.logs.write_marks(local)
-            self._replacement.release(local)
+                if local.copy is copy and copy.following == further.following:
+                    await self.logs.write_marks(local, further)
+                    copy.label, copy.aside = further.label, None
 
     async def make_anew(self, local: Local, entry: TopicEntry) -> bool:
         """Delete a log that is not part of the history, and copy that if it is needed here;
         whether it is. For `Replacement`, which holds the lock."""
         if self.openings.tide is not None:
             self.openings.tide.forget(local.name)
-        if local.copy.reserve is None:
-            await self.logs.drop_reserve(local)  # one that was not finished
         is_needed = self._is_needed(local, entry)
+        await self._delete(local)
         if is_needed:
-            await self._delete(local)
             await self._make_copy(local, entry)
-        else:
-            await self._discard(local)
         return is_needed
 
     async def drop(self, local: Local) -> None:
-        """Remove a copy for readers; the lock is held."""
-        await self._discard(local)
+        """Remove a copy for readers; the lock is held. What only this site has is kept."""
+        if local.ends:
+            await self.tails.cut(local)
+            self.tails.bring_home(local)
+        await self._delete(local)
         local.touched = 0.0
 
-    async def _discard(self, local: Local) -> None:
-        """Remove the log; what was put aside of it goes when the home has what only that holds."""
-        if local.copy.reserve is None:
-            await self.logs.drop_reserve(local)  # one that was not finished
-        await self._delete(local)
-        self._replacement.release(local)
-
     async def _delete(self, local: Local) -> None:
+        if local.mending is not None:
+            local.mending.cancel()
         await self.logs.delete(local)
         await self.following.leave(local)
 
@@ -551,8 +613,9 @@ class Copies:
             if local.lease is not None:
                 local.lease.cancel()
                 local.lease = None
-            await self.logs.drop_reserve(local)
-            await self.drop(local)
+            await self.tails.forget(local.name)
+            await self._delete(local)
+            local.touched = 0.0
             local.is_ours = False
             local.sources.clear()
 
@@ -565,7 +628,7 @@ class Copies:
         local = self.logs.get(name)
         if value is None:
             if local is not None:
-                last = self._store.get(f"gone.{local.stream}", int)
+                last = self._store.get(f"gone.{local.signpost}", int)
                 self._tasks.spawn(self._forget(local, last))
             return
         entry = self.entry(name)
@@ -589,10 +652,11 @@ class Copies:
             if newest is None or newest.epoch != entry.epoch:
                 return
 
+    def _on_fork(self, entry: TopicEntry) -> None:
+        self._tasks.spawn(self.settle_quietly(entry))
+
+    def _welds(self, stream: str, start: int) -> str | None:
+        return self.mending.source(stream, start)
+
     def _is_needed(self, local: Local, entry: TopicEntry) -> bool:
         return self.site in entry.members or local.is_wanted
-
-
-def _is_another(entry: TopicEntry, root: int) -> bool:
-    """Whether a log of epoch `root` is that of an earlier topic of the same name."""
-    return len(entry.lineage) == 1 and 0 < root < entry.epoch

@@ -4,21 +4,35 @@ opened.
 A durable subscription is a consumer of the engine at one site. How far it is, is written into the
 store from time to time and before its log is replaced; so it can be made again, on the new log or
 at another site, behind what was acknowledged.
+
+Its consumer is on one of the segments of the site's log (`skerry.log.segments`): the one that holds
+the event behind what was acknowledged.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
 from skerry.directory.store import Store
-from skerry.engine.jetstream import STREAM_NOT_FOUND, ApiError, JetStream
+from skerry.engine.jetstream import JetStream
 from skerry.errors import Conflict, SkerryError, Unavailable
 from skerry.fabric.links import Links
 from skerry.fabric.peers import Peers
+from skerry.log.segments import (
+    Chain,
+    Info,
+    Segment,
+    alone,
+    chain_of,
+    delete_consumer,
+    find_consumer,
+    look_at_chain,
+    make_consumer,
+    segment_at,
+)
 from skerry.model.fabric import SubscriptionRecord, TopicEntry, subscription_key, topic_key
 from skerry.model.names import stream_of, topic_of_stream
 
@@ -48,7 +62,7 @@ class Durables:
     async def fetch(self, entry: TopicEntry, subscription: str) -> None:
         """Have a durable subscription here: from the site where it was read last."""
         name = entry.name
-        if await self._jetstream.consumer(entry.stream, subscription) is not None:
+        if await self._find(name, subscription) is not None:
             if (name, subscription) in self._new:
                 await self.note_new()
             return
@@ -65,18 +79,17 @@ class Durables:
                 data = await self._peers.ask(record.site, "peer.subscription.take", body)
                 record = msgspec.json.decode(data, type=SubscriptionRecord | None) or record
         if record.config:
-            await self._make(entry.stream, subscription, record)
+            await self._make(await self._chain(name), name, subscription, record)
         await self._note(name, subscription, record)
 
     async def take(self, name: str, subscription: str) -> SubscriptionRecord | None:
         """Give up a durable subscription to another site; return where it was."""
-        stream = stream_of(name)
-        info = await self._jetstream.consumer(stream, subscription)
-        if info is None:
-            return None
-        with contextlib.suppress(ApiError):
-            await self._jetstream.call(f"CONSUMER.DELETE.{stream}.{subscription}")
-        return _record_of(self.site, info, self._root(name))
+        record = None
+        while (found := await self._find(name, subscription)) is not None:
+            segment, info = found
+            record = record or self._record(name, segment, info)
+            await delete_consumer(self._jetstream, segment.stream, subscription)
+        return record
 
     async def forget(self, name: str, subscription: str) -> None:
         """Forget a durable subscription."""
@@ -91,40 +104,86 @@ class Durables:
                     body = {"name": name, "subscription": subscription}
                     await self._peers.ask(record.site, "peer.subscription.take", body)
 
-    async def _consumers(self, stream: str) -> list[dict[str, Any]]:
-        try:
-            answer = await self._jetstream.call(f"CONSUMER.LIST.{stream}", {"offset": 0})
-        except ApiError as error:
-            if error.code == STREAM_NOT_FOUND:
-                return []
-            raise
-        return [c for c in answer.get("consumers") or [] if c["config"].get("durable_name")]
+    async def _chain(self, name: str) -> Chain:
+        return await look_at_chain(self._jetstream, name) or alone(stream_of(name))
+
+    async def _find(self, name: str, subscription: str) -> tuple[Segment, Info] | None:
+        return await find_consumer(self._jetstream, await self._chain(name), subscription)
+
+    async def _durables(self, chain: Chain) -> list[tuple[Segment, Info]]:
+        """The durable consumers of a log, each once."""
+        found: dict[str, tuple[Segment, Info]] = {}
+        for segment in chain:
+            for info in await self._jetstream.consumers(segment.stream):
+                if _is_durable(info):
+                    found.setdefault(info["name"], (segment, info))
+        return list(found.values())
+
+    def _record(self, name: str, segment: Segment, info: Info) -> SubscriptionRecord:
+        """Where a subscription is. What it read beyond the end of a segment is not its topic's."""
+        return SubscriptionRecord(
+            site=self.site,
+            floor=min(info["ack_floor"]["stream_seq"], segment.last),
+            root=self._root(name),
+            config=info["config"],
+        )
 
     async def save(self, name: str) -> dict[str, SubscriptionRecord]:
         """Write down where every subscription of a log is that is about to be replaced."""
         records = {}
-        for info in await self._consumers(stream_of(name)):
-            records[info["name"]] = _record_of(self.site, info, self._root(name))
+        for segment, info in await self._durables(await self._chain(name)):
+            records[info["name"]] = self._record(name, segment, info)
             await self._note(name, info["name"], records[info["name"]])
         return records
 
     async def restore(self, name: str, records: dict[str, SubscriptionRecord]) -> None:
         """Make them again, on the log that took its place."""
+        chain = await self._chain(name)
         for subscription, record in records.items():
-            await self._make(stream_of(name), subscription, record)
+            await self._make(chain, name, subscription, record)
 
-    async def _make(self, stream: str, name: str, record: SubscriptionRecord) -> None:
-        config = {
-            key: value for key, value in record.config.items() if not key.startswith("opt_start")
-        }
-        entry = self._store.get(topic_key(topic_of_stream(stream) or ""), TopicEntry)
+    async def roll(self, name: str, old: Chain, chain: Chain) -> None:
+        """Segments were frozen: have everybody who reads in `old` look again. Durable subscriptions
+        are made anew where they go on, be it on the same segment: only a consumer that goes tells
+        its reader."""
+        await self._renew(name, old, chain)
+
+    async def weld(self, name: str, old: Chain, new_stream: str) -> None:
+        """The chain is `new_stream` alone now: before its old segments are emptied or deleted, have
+        those who read there read that one."""
+        await self._renew(name, old, alone(new_stream))
+
+    async def _renew(self, name: str, old: Chain, chain: Chain) -> None:
+        """Remove the consumers of `old`; have durable ones on `chain`."""
+        for segment in old:
+            for info in await self._jetstream.consumers(segment.stream):
+                subscription = info["name"]
+                if not _is_durable(info):
+                    await delete_consumer(self._jetstream, segment.stream, subscription)
+                    continue
+                record = self._record(name, segment, info)
+                await self._note(name, subscription, record)
+                if self._place(chain, name, record)[0] != segment.stream:
+                    # First, so that whoever looks finds one.
+                    await self._make(chain, name, subscription, record)
+                    await delete_consumer(self._jetstream, segment.stream, subscription)
+                else:
+                    await delete_consumer(self._jetstream, segment.stream, subscription)
+                    await self._make(chain, name, subscription, record)
+
+    def _place(self, chain: Chain, name: str, record: SubscriptionRecord) -> tuple[str, int]:
+        """The stream that a subscription goes on in, and from which index."""
+        entry = self._store.get(topic_key(name), TopicEntry)
         # What was read of a history that is not the topic's any more does not count. Where that is
         # not known any more, nothing does: rather twice than never.
         floor = min(record.floor, entry.fork(record.root)) if entry else record.floor
-        config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": floor + 1}
-        await self._jetstream.call(
-            f"CONSUMER.CREATE.{stream}.{name}", {"stream_name": stream, "config": config}
-        )
+        return segment_at(chain, floor + 1).stream, floor + 1
+
+    async def _make(
+        self, chain: Chain, name: str, subscription: str, record: SubscriptionRecord
+    ) -> None:
+        stream, index = self._place(chain, name, record)
+        await make_consumer(self._jetstream, stream, subscription, record.config, index)
 
     async def _note(self, name: str, subscription: str, record: SubscriptionRecord) -> None:
         record = msgspec.structs.replace(record, site=self.site)
@@ -134,26 +193,30 @@ class Durables:
     async def note_new(self) -> None:
         """Write down what subscriptions that were just opened are like."""
         for name, subscription in list(self._new):
-            info = await self._jetstream.consumer(stream_of(name), subscription)
-            if info is not None:
-                await self._note(name, subscription, _record_of(self.site, info, self._root(name)))
+            found = await self._find(name, subscription)
+            if found is not None:
+                await self._note(name, subscription, self._record(name, *found))
                 self._new.discard((name, subscription))
 
     async def checkpoint(self) -> None:
         """Write down how far durable subscriptions are."""
-        for info in await self._jetstream.streams():
-            name = topic_of_stream(info["config"]["name"])
-            if name is None or not info["state"].get("consumer_count"):
+        streams = {info["config"]["name"]: info for info in await self._jetstream.streams()}
+        for stream, info in streams.items():
+            if (name := topic_of_stream(stream)) is None:
                 continue
-            for consumer in await self._consumers(info["config"]["name"]):
-                floor = consumer["ack_floor"]["stream_seq"]
+            chain = tuple(
+                segment
+                for segment in chain_of(name, info)
+                if segment.stream in streams
+                and streams[segment.stream]["state"].get("consumer_count")
+            )
+            for segment, consumer in await self._durables(chain):
+                record = self._record(name, segment, consumer)
                 key = (name, consumer["name"])
-                if self._floors.get(key) != floor:
-                    self._floors[key] = floor
-                    await self._note(*key, _record_of(self.site, consumer, self._root(name)))
+                if self._floors.get(key) != record.floor:
+                    self._floors[key] = record.floor
+                    await self._note(*key, record)
 
 
-def _record_of(site: str, info: dict[str, Any], root: int) -> SubscriptionRecord:
-    return SubscriptionRecord(
-        site=site, floor=info["ack_floor"]["stream_seq"], root=root, config=info["config"]
-    )
+def _is_durable(info: Info) -> bool:
+    return bool(info["config"].get("durable_name"))

@@ -98,7 +98,9 @@ class Fabric(Listener):
         self._upkeep = Upkeep(
             self.copies, self.readers, self.links, self._peers, settings.link_idle
         )
-        self.outbox = Outbox(self._jetstream, self.site, self.copies, self.links, self._peers)
+        self.outbox = Outbox(
+            self._jetstream, self.site, self.copies, self.links, self._peers, self._ask_directory
+        )
         self.progress = Progress(self._jetstream, self.copies)
         self.interest = Interest(
             operator, self.copies.names, self.readers.ensure, settings.link_idle
@@ -136,7 +138,7 @@ class Fabric(Listener):
         """Have homes know what the disk lost, or may have lost because it is not flushed."""
         self._tide = tide
         openings = self.copies.openings
-        openings.tide = tide
+        openings.tide = self.copies.tails.tide = tide
         openings.is_trusted = is_flushed or not tide.is_over_power_cut
         tide.is_waiting = openings.are_running
 
@@ -239,6 +241,10 @@ class Fabric(Listener):
         if self.is_open:
             return 1.0 + (3 * self.links.way(hub) if hub in self.links.up else 0.0)
         return FIRST_CONTACT + FIRST_TRIPS * self.links.rtt.get(hub, 0.0)
+
+    async def _ask_directory(self) -> bool:
+        """Have the directory here be as new as any; whether that was possible."""
+        return self.leads or await self.store.fresh(self._contact_again())
 
     async def _settle(self, timeout: float) -> bool:
         """Settle with the directory and open; without it, with what is known. Whether the

@@ -17,7 +17,7 @@ import msgspec
 
 from skerry.directory.store import STREAM as STORE_STREAM
 from skerry.directory.store import Store
-from skerry.engine.wire import Connection
+from skerry.engine.jetstream import JetStream
 from skerry.errors import Conflict, SkerryError, Unavailable
 from skerry.fabric.links import Links
 from skerry.fabric.logs import Logs
@@ -27,7 +27,7 @@ from skerry.fabric.streams import Local
 from skerry.fabric.tasks import Tasks
 from skerry.fabric.tree import FANOUT, choose_parent
 from skerry.model.fabric import CopyRecord, TopicEntry, copy_key
-from skerry.model.names import topic_of_stream
+from skerry.model.names import segment_of_stream
 
 log = logging.getLogger("skerry.fabric")
 
@@ -40,41 +40,45 @@ FAR = 1.0
 
 class Holding(msgspec.Struct):
     """The log at a site that others may follow: the epoch of its history, its first and last index,
-    and the sites through which it follows the home itself."""
+    the sites through which it follows the home itself, and its stream."""
 
     root: int
     first: int
     path: tuple[str, ...] = ()
     last: int = sys.maxsize
+    stream: str = ""
 
 
 class Following:
-    """Points this site's copies at their holders. `rebuild` makes a copy anew that no holder can
-    bring up to date."""
+    """Points this site's copies at their holders. `welds` tells which segment a stream that is made
+    of others reads next; `on_fork` is told of a copy that must roll."""
 
     def __init__(
         self,
-        connection: Connection,
+        jetstream: JetStream,
         logs: Logs,
         store: Store,
         links: Links,
         peers: Peers,
-        rebuild: Callable[[Local], None],
+        welds: Callable[[str, int], str | None],
+        on_fork: Callable[[TopicEntry], None],
     ) -> None:
-        self.relay = Relay(connection, self._answer, links.way)
+        self.relay = Relay(jetstream.connection, self._answer, links.way)
         self._site = logs.site
         self._logs = logs
         self._store = store
         self._links = links
         self._peers = peers
-        self._rebuild = rebuild
+        self._jetstream = jetstream
+        self._welds = welds
+        self._on_fork = on_fork
         self._crowded: set[str] = set()
         """Streams whose tree of copies has changed since we looked at our place in it."""
         self._tasks = Tasks("following")
 
     def start(self) -> None:
         """Begin to hear of other copies."""
-        self._crowded = {local.stream for local in self._logs}
+        self._crowded = {local.signpost for local in self._logs}
         self._store.watch("copy.", lambda key, value: self._crowded.add(key.split(".")[1]))
 
     async def close(self) -> None:
@@ -115,9 +119,9 @@ class Following:
         if entry.settings.latency is not None:
             self._go_home(local, entry)
             return
-        if local.stream not in self._crowded:
+        if local.signpost not in self._crowded:
             return
-        self._crowded.discard(local.stream)
+        self._crowded.discard(local.signpost)
         records = self._records(local)
         followed = {record.parent for record in records.values()}
         # Those that are followed themselves stay: a tree is not moved by its branches.
@@ -127,7 +131,7 @@ class Following:
         )
         is_late = self._site in same[FANOUT:] and self._site not in followed
         if is_late or self._site not in same:  # or our place was not noted
-            self._crowded.add(local.stream)  # look once more whether that was of use
+            self._crowded.add(local.signpost)  # look once more whether that was of use
             before = local.parent
             self.choose(local, entry, anywhere=is_late)
             if local.parent != before:
@@ -145,7 +149,7 @@ class Following:
                 self.relay.again(local.stream)
 
     def _records(self, local: Local) -> dict[str, CopyRecord]:
-        return self._store.all(f"copy.{local.stream}.", CopyRecord)
+        return self._store.all(f"copy.{local.signpost}.", CopyRecord)
 
     async def _note(self, local: Local, record: CopyRecord) -> None:
         with contextlib.suppress(Conflict, Unavailable):
@@ -160,11 +164,18 @@ class Following:
 
     # What the engine asks
 
-    async def _answer(self, question: Question) -> str | None:
-        """The holder that a mirror may read now; see `Relay`."""
+    async def _answer(self, question: Question) -> tuple[str, str] | None:
+        """The holder that a mirror may read now, and its stream; see `Relay`."""
+        if question.source:
+            return question.source, question.stream
         if question.stream == STORE_STREAM:
-            return self._store.origin
-        local = self._logs.get(topic_of_stream(question.stream) or "")
+            return self._store.origin, STORE_STREAM
+        if (part := self._welds(question.stream, question.start)) is not None:
+            return self._site, part
+        name, _ = segment_of_stream(question.stream) or ("", 0)
+        local = self._logs.get(name)
+        if local is not None and local.stream != question.stream:
+            return None  # it is no segment yet, or none any more
         entry = self._logs.entry(local.name) if local else None
         if local is None or entry is None or local.copy.following != entry.epoch:
             return None
@@ -187,21 +198,45 @@ class Following:
             return None
         if 1 < question.start < holding.first:
             log.warning(
-                "the copy of %s here ends at %d, and %s keeps events from %d on; rebuilding it",
+                "the copy of %s here ends at %d, and %s keeps events from %d on: going on there",
                 local.name, question.start - 1, local.parent, holding.first,
             )  # fmt: skip
-            self._rebuild(local)
-            return None
+            await self._jetstream.call(f"STREAM.PURGE.{local.stream}", {"seq": holding.first})
         if local.parent == entry.home and question.start > holding.last + 1:
             await self._renounce(local, entry, question.start - 1, holding.last)
             return None
         if self._site in holding.path:
             self._leave_ring(local, entry)
             return None
+        if not await self._join(local, entry, max(question.start - 1, 0)):
+            return None
         local.path = (*holding.path, local.parent)
         if local.parent != entry.home:
             self._tasks.spawn(self._look_for_ring(local, local.parent))
-        return local.parent
+        return local.parent, holding.stream
+
+    async def _join(self, local: Local, entry: TopicEntry, last: int) -> bool:
+        """The engine asks for what follows `last`: it has stored all that was under way from the
+        holder before. Whether the copy may read on."""
+        if local.copy.is_joined:
+            return True
+        async with local.lock:
+            if local.copy.following != entry.epoch:
+                return False
+            return await self.join(local, entry, last)
+
+    async def join(self, local: Local, entry: TopicEntry, last: int) -> bool:
+        """The copy ends at `last`, and what comes next is sent by the home of its epoch: mark that.
+        False: it must roll. The lock is held."""
+        joined = local.copy.twin()
+        if not joined.join(last, entry.lineage):
+            local.copy.following, local.copy.last = 0, last
+            self._on_fork(entry)
+            return False
+        await self._logs.write_marks(local, joined)
+        local.copy.root, local.copy.label = joined.root, joined.label
+        local.copy.aside = joined.aside
+        return True
 
     async def _renounce(self, local: Local, entry: TopicEntry, mine: int, last: int) -> None:
         """The home lost events that this copy holds: it is helped no more. A copy that is sealed
@@ -239,11 +274,11 @@ class Following:
         """What a copy elsewhere that wants to follow the log here must know of it."""
         local = self._logs.get(name)
         info = await self._logs.info(local) if local is not None and local.kind else None
-        if local is None or info is None:
+        if local is None or info is None or local.is_split:
             return None
         path = local.path if local.kind == "copy" else ()
         state = info["state"]
-        return Holding(local.copy.root, state["first_seq"], path, state["last_seq"])
+        return Holding(local.copy.root, state["first_seq"], path, state["last_seq"], local.stream)
 
     def on_link(self, peer: str, is_up: bool) -> None:
         """A link changed: mirrors and sources that use it must be told, or would wait."""
@@ -262,6 +297,6 @@ class Following:
                 local.kind == "home"
                 and is_up
                 and peer in local.sources
-                and not self.relay.is_reading(local.stream, peer)
+                and not self.relay.is_reading(local.signpost, peer)
             ):
-                self.relay.again(local.stream, peer)
+                self.relay.again(local.signpost, peer)

@@ -43,6 +43,7 @@ from skerry.model.fabric import (
     LinkRecord,
     Presence,
     SiteRecord,
+    Step,
     TopicEntry,
     site_key,
     topic_key,
@@ -50,7 +51,7 @@ from skerry.model.fabric import (
 )
 from skerry.model.names import SiteText, TopicText, check_topic, stream_of
 from skerry.model.placement import pin_key
-from skerry.model.promotion import State, elect, next_epoch
+from skerry.model.promotion import State, elect, next_epoch, read_quorum
 from skerry.model.topic import TopicSettings
 
 log = logging.getLogger("skerry.fabric")
@@ -73,9 +74,10 @@ class SealRequest(msgspec.Struct):
 
 
 class RenewRequest(msgspec.Struct):
-    """Asks for another epoch of a topic, with none of `barred` as its home."""
+    """Asks for `epoch` of a topic, or a later one, with none of `barred` as its home."""
 
     name: TopicText
+    epoch: int
     barred: list[SiteText] = []
 
 
@@ -157,7 +159,7 @@ class Leader:
                 name=name,
                 home=home,
                 epoch=epoch,
-                lineage=((epoch, 0),),
+                lineage=(Step(epoch, 0),),
                 members=members,
                 settings=settings,
             )
@@ -243,14 +245,14 @@ class Leader:
     async def delete(self, name: str) -> None:
         """Delete a topic everywhere; a site that is away deletes its copy when it is back."""
         entry = self._entry(name)
-        await self._store.put(f"gone.{entry.stream}", entry.epoch)
+        await self._store.put(f"gone.{stream_of(entry.name)}", entry.epoch)
         await self._store.delete(topic_key(name))
         if self._store.revision(pin_key(name)):
             with contextlib.suppress(SkerryError):
                 await self._store.delete(pin_key(name))
-        for key in self._store.all(f"sub.{entry.stream}.", object):
+        for key in self._store.all(f"sub.{stream_of(entry.name)}.", object):
             with contextlib.suppress(SkerryError):
-                await self._store.delete(f"sub.{entry.stream}.{key}")
+                await self._store.delete(f"sub.{stream_of(entry.name)}.{key}")
 
     # Moves
 
@@ -373,10 +375,12 @@ class Leader:
         for how many that was possible."""
         asked: dict[str, list[tuple[str, int]]] = {}
         for entry in entries:
-            for member in entry.members:
-                if member not in barred and self.is_there(member):
-                    asked.setdefault(member, []).append((entry.name, entry.epoch + 1))
-        self._sealed |= {entry.name for entry in entries}
+            there = [m for m in entry.members if m not in barred and self.is_there(m)]
+            if len(there) < read_quorum(len(entry.members)):
+                continue  # to seal so few elects nobody, and would stop a home that only we lost
+            self._sealed.add(entry.name)
+            for member in there:
+                asked.setdefault(member, []).append((entry.name, entry.epoch + 1))
         answers = await asyncio.gather(*(self._seal(site, names) for site, names in asked.items()))
         states: dict[str, list[State]] = {}
         for answer in answers:
@@ -389,19 +393,20 @@ class Leader:
                 entry.members,
                 states.get(entry.name, []),
                 entry.settings.prefer,
-                barred | {s for s, r in self.sites().items() if r.draining},
+                barred,
+                {site for site, record in self.sites().items() if record.draining},
             )
             if decision is not None:
-                young = any(s.site == decision.home and s.young for s in states[entry.name])
-                fresh.append(next_epoch(entry, decision.members, decision.base, young))
+                home = next(s for s in states[entry.name] if s.site == decision.home)
+                fresh.append(next_epoch(entry, decision.members, decision.base, home))
         won = await asyncio.gather(*(self._announce(entry) for entry in fresh))
         return sum(won)
 
     async def renew(self, request: RenewRequest) -> None:
         """Give a topic a new epoch: members were sealed for one that never came, or its home has
-        lost events and is barred."""
+        lost events and is barred. Whoever asks for one that came has yet to hear of it."""
         entry = self._entry(request.name)
-        if self.is_there(entry.home):
+        if entry.epoch < request.epoch and self.is_there(entry.home):
             await self.elect([entry], set(request.barred))
 
     async def _seal(self, site: str, topics: list[tuple[str, int]]) -> dict[str, State]:
@@ -493,10 +498,11 @@ class Leader:
             )
         with contextlib.suppress(SkerryError):
             await self._ask(site, "peer.removed")
+        await self._store.delete(site_key(site))  # first: without it no link is made any more
         for key, record in self._store.all("link.", LinkRecord).items():
             if site in (record.dialer, record.acceptor):
-                await self._store.delete("link." + key)
-        await self._store.delete(site_key(site))
+                with contextlib.suppress(Conflict):  # the other end was faster
+                    await self._store.delete("link." + key)
         with contextlib.suppress(SkerryError):
             await self._store.delete(up_key(site))
         await self._links.settle()

@@ -107,6 +107,10 @@ class Links:
         self._connected: set[str] = set()
         self._heard: dict[str, tuple[float, float]] = {}
         """When each peer was heard last, and its clock then."""
+        self._beaten = time.monotonic()
+        """When the last heartbeats were sent."""
+        self._resumed = 0.0
+        """When we went on after a standstill: what was under way then measures that."""
         self._used: dict[str, float] = {}
         self._locked = True
         self._applied: Wiring | None = None
@@ -332,8 +336,9 @@ class Links:
             elif self.site in record.wanted_by and self._is_idle(peer, now):
                 left = tuple(site for site in record.wanted_by if site != self.site)
                 fresh = msgspec.structs.replace(record, wanted_by=left)
+            is_known = self._store.get(site_key(peer), SiteRecord) is not None
             try:
-                if not fresh.wanted_by:
+                if not (fresh.wanted_by and is_known):
                     await self._store.delete("link." + key)
                 elif fresh != record:
                     await self._store.put("link." + key, fresh)
@@ -361,6 +366,8 @@ class Links:
         coordination = self._membership.coordination
         if self._store is not None:
             for record in self._store.all("link.", LinkRecord).values():
+                if self._store.get(site_key(record.dialer), SiteRecord) is None:
+                    continue  # it was removed; its link may have been written once more meanwhile
                 if record.acceptor == self.site and is_public_key(record.key):
                     inbound.append(Inbound(record.dialer, record.key))
                 elif (
@@ -450,15 +457,15 @@ class Links:
 
     async def _beat(self) -> None:
         beat = self._settings.beat
-        last = time.monotonic()
         with contextlib.suppress(SkerryError, Down):
             self._connected |= {state.name for state in await self._system.links()}
         while True:
+            self._beaten = time.monotonic()
             for peer in [*self._connected, self.site]:
                 self._send_beat(peer)
             await asyncio.sleep(beat)
             now = time.monotonic()
-            late, last = now - last - beat, now
+            late = self._late(now)
             own = now - self._heard.get(self.site, (0.0, 0.0))[0]
             if max(late, own - beat) > self._settings.silence / 2:
                 # We, or our engine, were held up; what we have not heard says nothing.
@@ -473,6 +480,13 @@ class Links:
                     self._heard.pop(peer, None)
                     with contextlib.suppress(SkerryError, Down):
                         await self._system.drop(peer)
+
+    def _late(self, now: float) -> float:
+        """How late we are to send heartbeats, in seconds."""
+        late = now - self._beaten - self._settings.beat
+        if late > self._settings.silence / 2:
+            self._resumed = now
+        return late
 
     def _send_beat(self, peer: str) -> None:
         now = time.monotonic()
@@ -490,7 +504,8 @@ class Links:
         self._heard[peer] = (now, beat.clock)
         if peer == self.site:
             return
-        if beat.echo:
+        self._late(now)
+        if beat.echo > self._resumed:
             self._measured(peer, max(now - beat.echo - beat.held, 0.0))
         self._connected.add(peer)
         if peer not in self.up:

@@ -18,22 +18,22 @@ from skerry.fabric.streams import (
     OPENING,
     Local,
     copy_config,
+    cut_at,
+    frozen_config,
     home_config,
     learn,
-    reserve_config,
-    reserve_in,
-    restored_config,
-    whole,
+    signpost_config,
+    sort_out,
 )
 from skerry.model.fabric import TopicEntry, topic_key
-from skerry.model.names import reserve_of, topic_of_reserve, topic_of_stream
+from skerry.model.names import segment_of_stream, stream_of
 from skerry.model.promotion import Copy
 
 Info = dict[str, Any]
 """What the engine says of a stream."""
 
-STANDSTILL = 10.0
-"""Seconds after which copying a log at one engine, without getting on, is given up."""
+AT_ONCE = 64
+"""Events that are removed at the same time."""
 
 
 class Logs:
@@ -49,8 +49,8 @@ class Logs:
         self._store = store
         self._deliver_plain = deliver_plain
         self._locals: dict[str, Local] = {}
-        self.unfinished: set[str] = set()
-        """Topics whose log was being put aside when the site went down."""
+        self.left_over: set[str] = set()
+        """Streams of topics that are no segments: what a crash left unfinished."""
 
     def __iter__(self) -> Iterator[Local]:
         return iter(list(self._locals.values()))
@@ -83,33 +83,44 @@ class Logs:
             known = before.get(local.name, local.copy)
             return local.lock.locked() or local.is_busy or known is not local.copy
 
-        there: set[str] = set()
+        found: dict[str, dict[int, Info]] = {}
         for info in streams:
-            stream = info["config"]["name"]
-            if (owner := topic_of_reserve(stream)) is not None:
-                kept = self.of(owner)
-                if is_older(kept):
-                    continue
-                if (found := reserve_in(self.site, info)) is not None:
-                    kept.copy.reserve = found
-                else:
-                    self.unfinished.add(owner)
-                continue
-            name = topic_of_stream(stream)
-            if name is None:
-                continue
-            there.add(name)
+            if (segment := segment_of_stream(info["config"]["name"])) is not None:
+                found.setdefault(segment[0], {})[segment[1]] = info
+        for name, numbered in found.items():
             local = self.of(name)
             if is_older(local):
                 continue  # whoever changes it knows better
-            learn(local, info, self._fabric)
+            what = sort_out(numbered)
+            if not local.is_mending:
+                self.left_over |= {stream_of(name, number) for number in what.left_over}
+            if not what.places:
+                continue
+            if local.places[-1] != what.places[-1]:
+                local.copy = Copy(self.site)  # the marks of another segment
+            local.places, local.ends = what.places, what.ends
+            learn(local, numbered[local.places[-1][0]], self._fabric)
             if local.kind == "copy" and not local.is_wanted:
                 local.touched = now  # until it proves to be idle
         for local in self:
-            if local.name not in there and not is_older(local):
+            if local.name not in found and not is_older(local):
                 local.kind = ""
-                if not local.is_wanted and not local.is_busy and local.copy.reserve is None:
+                if not local.is_wanted and not local.is_busy:
                     del self._locals[local.name]
+
+    async def tidy(self) -> None:
+        """Finish what a crash left unfinished, before anything else."""
+        for stream in self.left_over:
+            with contextlib.suppress(ApiError):
+                await self._jetstream.call(f"STREAM.DELETE.{stream}")
+        self.left_over.clear()
+        for local in self:
+            if local.kind and local.places != [(0, 1)]:
+                async with local.lock:
+                    await self._position(local)
+                    await self._list(local)
+                    if 0 not in dict(local.places) and 0 not in local.ends:
+                        await self.drop(local, [local.signpost])
 
     async def info(self, local: Local) -> Info | None:
         """What the engine says of a stream now."""
@@ -120,7 +131,7 @@ class Logs:
         info = await self.info(local)
         if info is None:
             local.kind = ""
-            local.copy = Copy(self.site, reserve=local.copy.reserve)
+            local.copy = Copy(self.site)
         else:
             learn(local, info, self._fabric)
         return info
@@ -161,13 +172,14 @@ class Logs:
                 local.kind = ""
             raise
 
-    async def write_marks(self, local: Local) -> None:
-        """Write down what the copy has promised and reached."""
+    async def write_marks(self, local: Local, copy: Copy | None = None) -> None:
+        """Write down what the copy has promised and reached; or what it is about to."""
+        copy = copy or local.copy
         info = await self.info(local)
         if info is None:
             return
         config = info["config"]
-        marks = {f"skerry.{mark}": str(getattr(local.copy, mark)) for mark in MARKS}
+        marks = {f"skerry.{mark}": str(getattr(copy, mark)) for mark in MARKS}
         await self.update(
             local, {**config, "metadata": {**(config.get("metadata") or {}), **marks}}
         )
@@ -181,85 +193,126 @@ class Logs:
         if info is None:
             local.kind = ""
             return
-        config = {
-            key: value for key, value in info["config"].items() if key not in ("sources", "mirror")
-        }
-        config["subjects"] = [f"_frozen.{local.stream}"]
+        config = frozen_config(info["config"], local.stream)
         if opening:
             config["metadata"] = {**(config.get("metadata") or {}), OPENING: "1"}
         await self.update(local, config)
+        await self.come_to_rest(local.stream)
         local.kind = "frozen"
         local.is_reopened = opening
         local.sources.clear()
         await self.measure(local)
 
+    async def come_to_rest(self, stream: str) -> None:
+        """Wait until a stream that is frozen holds all that the engine had taken for it: what waits
+        to be stored when the subjects change is stored, and acknowledged, all the same (2.15.1). It
+        is stored in order, and so this, which is refused, is answered behind it."""
+        head = b"NATS/1.0\r\nNats-Expected-Stream: none\r\n\r\n"
+        await self._jetstream.ask(f"_frozen.{stream}", head=head, recovering=False)
+
     async def delete(self, local: Local) -> None:
-        """Remove the stream and all that it held; a reserve stays."""
-        with contextlib.suppress(ApiError):
-            await self._jetstream.call(f"STREAM.DELETE.{local.stream}")
+        """Remove the log: the signpost last, so that what a crash leaves is found."""
+        numbers = {number for number, _ in local.places} | local.ends.keys() | {0, local.segment}
+        for number in sorted(numbers, reverse=True):
+            with contextlib.suppress(ApiError):
+                await self._jetstream.call(f"STREAM.DELETE.{stream_of(local.name, number)}")
         local.kind = ""
         local.parent = ""
-        local.copy = Copy(self.site, reserve=local.copy.reserve)
+        local.places, local.ends, local.is_welded = [(0, 1)], {}, False
+        local.copy = Copy(self.site)
 
-    # Reserves
+    # Segments
 
-    async def put_aside(self, local: Local, entry: TopicEntry) -> None:
-        """Have a second stream here hold all that the log holds, and count for it."""
-        await self.measure(local)
-        name = reserve_of(local.name)
-        config = reserve_config(local, entry.settings, self._fabric)
-        await self.drop_reserve(local)
-        await self._jetstream.call(f"STREAM.CREATE.{name}", config)
-        await self._fill(local.stream, name)
-        # From now on it follows nobody, whatever becomes of the log.
-        del config["mirror"]
-        config["subjects"] = [f"_frozen.{name}"]
-        config["metadata"] |= whole(local)
-        info = await self._jetstream.call(f"STREAM.UPDATE.{name}", config)
-        local.copy.reserve = reserve_in(self.site, info)
-
-    async def bring_back(self, local: Local, entry: TopicEntry) -> None:
-        """Have the reserve as the log again; it stays until that is promoted."""
-        reserve = local.copy.reserve
-        assert reserve is not None
-        await self.delete(local)
-        config = restored_config(local, entry.settings, self._fabric)
-        await self._jetstream.call(f"STREAM.CREATE.{local.stream}", config)
-        await self._fill(reserve_of(local.name), local.stream)
-        if await self.measure(local) < reserve.last:
-            raise FabricError(
-                f"the log of {local.name} that was put aside ends before index {reserve.last}",
-                "Start the site that was the topic's home last.",
-            )
+    async def roll(
+        self, local: Local, entry: TopicEntry, end: int, is_beside: bool = False
+    ) -> None:
+        """Go on behind `end` in a new stream, as a copy; or begin anew there. What the log holds
+        beyond is left to `Tails`."""
+        number = local.segment + 1
+        before, ends, welded = local.places, local.ends, local.is_welded
+        local.is_welded = False
+        local.ends = cut_at(before, ends, end)
+        first = 1 if is_beside else end + 1
+        local.places = [place for place in before if place[1] < first] + [(number, first)]
+        try:
+            await self.create(local, self.copy(local, entry))
+        except BaseException:
+            local.places, local.ends, local.is_welded = before, ends, welded
+            raise
         local.kind = "copy"
-        local.copy.restore()
+        local.parent = ""
+        await self._position(local)
+        await self._list(local)
 
-    async def _fill(self, origin: str, mirror: str) -> None:
-        """Wait until a mirror at this engine has what its origin has."""
-        most, deadline = -1, 0.0
-        while True:
-            wanted = (await self._jetstream.call(f"STREAM.INFO.{origin}"))["state"]
-            have = (await self._jetstream.call(f"STREAM.INFO.{mirror}"))["state"]
-            if have["messages"] >= wanted["messages"] and have["last_seq"] >= wanted["last_seq"]:
-                return
-            now = asyncio.get_running_loop().time()
-            if have["messages"] > most:
-                most, deadline = have["messages"], now + STANDSTILL
-            elif now > deadline:
-                raise FabricError(
-                    f"{origin} could not be copied into {mirror}: it ends at {have['last_seq']}",
-                    "Is there room on the disk, and below --max-store?",
-                )
-            await asyncio.sleep(0.01)
+    async def stop(self, local: Local) -> None:
+        """Have a copy follow nobody any more, whatever is under way to it."""
+        info = await self.info(local)
+        if info is not None:
+            await self.update(local, frozen_config(info["config"], local.stream))
+            local.kind = "frozen"
+            await self.measure(local)
 
-    async def is_of_former_home(self, local: Local) -> bool:
-        """Whether the reserve was written by a home, not by one that followed it."""
-        info = await self._jetstream.stream(reserve_of(local.name))
-        marks = info["config"].get("metadata") or {} if info else {}
-        return marks.get("skerry.former") == "1"
+    async def weld(self, local: Local, entry: TopicEntry, leads: bool) -> None:
+        """Have the stream that all segments were copied into be the log; one that is to lead takes
+        nothing until then. The others are to be removed by `drop`."""
+        before = local.places
+        local.places = [(local.segment, before[0][1])]
+        local.is_welded = True
+        config = self.copy(local, entry)
+        if leads:
+            config = frozen_config(config, local.stream)
+            config["metadata"]["skerry.epoch"] = "0"  # it is no home yet that was shut
+        try:
+            await self.update(local, config)
+        except BaseException:
+            local.places, local.is_welded = before, False
+            raise
+        local.kind, local.parent = "frozen" if leads else "copy", ""
+        local.copy = local.copy.twin()
+        local.copy.following = 0
+        await self._list(local)
 
-    async def drop_reserve(self, local: Local) -> None:
-        """Remove the log that was put aside."""
+    async def drop(self, local: Local, streams: Iterable[str]) -> None:
+        """Remove streams that are no segments any more; the signpost stays, empty."""
+        for stream in streams:
+            what = "PURGE" if stream == local.signpost else "DELETE"
+            with contextlib.suppress(ApiError):
+                await self._jetstream.call(f"STREAM.{what}.{stream}")
+
+    async def remove(self, stream: str, indexes: range) -> None:
+        """Remove single events."""
+        for first in range(0, len(indexes), AT_ONCE):
+            some = indexes[first : first + AT_ONCE]
+            await asyncio.gather(*(self._remove_one(stream, index) for index in some))
+
+    async def _remove_one(self, stream: str, index: int) -> None:
+        with contextlib.suppress(ApiError):  # it is gone
+            body = {"seq": index, "no_erase": True}
+            await self._jetstream.call(f"STREAM.MSG.DELETE.{stream}", body)
+
+    async def newest(self, stream: str) -> int:
+        """The index of the newest event that is still there; 0: there is none."""
         with contextlib.suppress(ApiError):
-            await self._jetstream.call(f"STREAM.DELETE.{reserve_of(local.name)}")
-        local.copy.reserve = None
+            # Not by `>`: that looks at the last index alone, which may be free (seen with 2.15.1).
+            body = {"last_by_subj": "e.>"}
+            found = await self._jetstream.call(f"STREAM.MSG.GET.{stream}", body)
+            return int(found["message"]["seq"])
+        return 0
+
+    async def _position(self, local: Local) -> None:
+        """Have an active segment that is empty begin at its first index."""
+        info = await self.info(local)
+        first = local.places[-1][1]
+        if info is not None and info["state"]["last_seq"] < first - 1:
+            await self._jetstream.call(f"STREAM.PURGE.{local.stream}", {"seq": first})
+
+    async def _list(self, local: Local) -> None:
+        """Write the chain where readers look for it."""
+        if local.stream == local.signpost:
+            return
+        info = await self._jetstream.stream(local.signpost)
+        if info is None:
+            return
+        config = signpost_config(info["config"], local)
+        if config != info["config"]:
+            await self._jetstream.call(f"STREAM.UPDATE.{local.signpost}", config)

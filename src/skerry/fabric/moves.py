@@ -41,6 +41,16 @@ class FreezeRequest(msgspec.Struct):
     lease: float = FREEZE
 
 
+class Reached(msgspec.Struct):
+    """Asks a copy to say how far it is once it holds `last` of an epoch, or `timeout` seconds are
+    over."""
+
+    name: TopicText
+    epoch: int
+    last: int
+    timeout: float
+
+
 class Moves:
     """Moves topics, each when it is asked to; `ask` asks a site's agent."""
 
@@ -67,11 +77,11 @@ class Moves:
                 await self._ask(entry.home, "peer.freeze", body, timeout=FREEZE / 2), type=int
             )
             frozen = True
-            young = await self._wait_for(entry, members, last)
+            home = await self._wait_for(entry, members, last)
             current = self._store.get(topic_key(entry.name), TopicEntry)
             if current != entry:
                 raise Conflict(f"{entry.name} was changed meanwhile")
-            fresh = next_epoch(entry, members, last, young)
+            fresh = next_epoch(entry, members, last, home, goes_on=members[0] == entry.home)
             if settings is not None:
                 fresh = msgspec.structs.replace(fresh, settings=settings)
             await self._store.put(topic_key(entry.name), fresh)
@@ -109,6 +119,8 @@ class Moves:
                 state = await self._state(site, entry.name)
                 if state is None:  # it is just replacing a log of its own
                     await self._ask(site, "peer.prepare", wanted, timeout=SETTLE_TIME)
+                elif state.split and site == members[0]:
+                    continue  # it leads once its log is in one piece
                 elif state.label == entry.epoch and state.last >= home.last:
                     behind.discard(site)
             if asyncio.get_running_loop().time() > deadline:
@@ -132,13 +144,13 @@ class Moves:
                     raise
             await asyncio.sleep(0.02)
 
-    async def _wait_for(self, entry: TopicEntry, members: tuple[str, ...], last: int) -> bool:
-        """Until the new home, and enough of the next members, hold the frozen log. Whether the new
-        home is young."""
+    async def _wait_for(self, entry: TopicEntry, members: tuple[str, ...], last: int) -> State:
+        """Until the new home, and enough of the next members, hold the frozen log. What the new
+        home told of itself."""
 
         async def reached(site: str) -> State | None:
             with contextlib.suppress(SkerryError):
-                body = {"name": entry.name, "last": last, "timeout": FREEZE / 2}
+                body = Reached(entry.name, entry.epoch, last, FREEZE / 2)
                 data = await self._ask(site, "peer.reached", body, timeout=FREEZE / 2 + 0.5)
                 return msgspec.json.decode(data, type=State | None)
             return None
@@ -152,7 +164,7 @@ class Moves:
                     states[state.site] = state
                 ready = members[0] in states and states[members[0]].last >= last
                 if ready and may_cut_over(members, states, last):
-                    return states[members[0]].young
+                    return states[members[0]]
         finally:
             for task in asked:
                 task.cancel()

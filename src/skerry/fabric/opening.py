@@ -17,11 +17,8 @@ at a time until that is answered, so to open in the same epoch puts nothing out 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-
-import msgspec
 
 from skerry.engine.link import Down
 from skerry.engine.tide import Tide
@@ -151,16 +148,10 @@ class Openings:
         for site in sites:
             self._links.want(site)
         there = sorted(sites & self._links.up)
-        states = await asyncio.gather(*(self._state(site, entry.name) for site in there))
+        states = await asyncio.gather(*(self._peers.state(site, entry.name) for site in there))
         return {state.site: state for state in states if state is not None}
-
-    async def _state(self, site: str, name: str) -> State | None:
-        with contextlib.suppress(SkerryError, msgspec.MsgspecError):
-            data = await self._peers.ask(site, "peer.state", {"name": name}, timeout=1.0)
-            return msgspec.json.decode(data, type=State | None)
-        return None
 
     async def renew(self, entry: TopicEntry) -> None:
         """Ask for another epoch, whose home is elsewhere."""
-        body = {"name": entry.name, "barred": [self._logs.site]}
+        body = {"name": entry.name, "epoch": entry.epoch + 1, "barred": [self._logs.site]}
         await self._peers.ask(self._hub, "peer.lead.topic.renew", body, timeout=5.0)

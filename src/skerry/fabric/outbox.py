@@ -20,15 +20,14 @@ import msgspec
 from skerry.config import DUPLICATE_WINDOW
 from skerry.engine.jetstream import JetStream
 from skerry.engine.link import Down
-from skerry.errors import SkerryError
+from skerry.errors import SkerryError, Unavailable
 from skerry.fabric.copies import Copies
 from skerry.fabric.links import Links
-from skerry.fabric.peers import Peers
+from skerry.fabric.peers import ANSWER, Peers, is_held
 from skerry.fabric.streams import OUTBOX, source_config
 from skerry.fabric.tasks import Tasks
 from skerry.model.fabric import TopicEntry
 from skerry.model.names import SiteText, TopicText, is_own, is_within, outbox_subject
-from skerry.model.promotion import State, write_quorum
 
 log = logging.getLogger("skerry.fabric")
 
@@ -37,10 +36,10 @@ LOOK = 0.05
 """Seconds between looks at the outbox. The first event of a quiet topic waits for one."""
 SOURCE_LIFE = 60.0
 """Seconds that a home goes on reading an outbox that has nothing for it."""
-ASK_TIME = 1.0
-"""Seconds that a member may take to tell how far it is; the home that asks it takes longer."""
 UNKNOWN = 10.0
 """Seconds that events wait for a topic that is not known here."""
+STILL = 5.0
+"""Seconds after which a home that reads no further is thought to be held up."""
 TIDY = 1.0
 """Seconds between removals of what has arrived."""
 
@@ -55,18 +54,27 @@ class SourceRequest(msgspec.Struct):
 
 
 class Taken(msgspec.Struct):
-    """How far a home has read an outbox, counting only what enough members hold."""
+    """How far a home has read an outbox, counting only what enough members hold; and at all."""
 
-    seq: int
+    seq: int = 0
+    read: int = 0
 
 
 class Outbox:
     """The outbox of one site, and the homes here that read others'."""
 
     def __init__(
-        self, jetstream: JetStream, site: str, copies: Copies, links: Links, peers: Peers
+        self,
+        jetstream: JetStream,
+        site: str,
+        copies: Copies,
+        links: Links,
+        peers: Peers,
+        ask_directory: Callable[[], Awaitable[bool]],
     ) -> None:
         self._jetstream = jetstream
+        self._ask_directory = ask_directory
+        """Has the directory here be as new as any; whether that was possible."""
         self._connection = jetstream.connection
         self._site = site
         self._copies = copies
@@ -78,7 +86,11 @@ class Outbox:
         self._unknown: dict[str, float] = {}
         self.on_stray: Callable[[str, str], Awaitable[None]] | None = None
         """Takes what is here for a topic that does not exist: its name and the subject."""
+        self.on_large: Callable[[TopicEntry, int], Awaitable[None]] | None = None
+        """Takes the first event that is here for a topic behind an index, if it is too large."""
         self._aside: asyncio.Task[None] | None = None
+        self._still: dict[str, tuple[int, float, float]] = {}
+        """How far homes have read, since when, and when they said so last."""
         self.seen: dict[str, float] = {}
         """Topics, and when the outbox last held events of them: who publishes through it is no
         client that tells."""
@@ -88,12 +100,15 @@ class Outbox:
 
     async def open(self) -> None:
         """Make the stream, and begin to look after it."""
+        engine, is_hub = self._connection.info, self._site == self._copies.hub
         config = {
             "name": OUTBOX,
             "subjects": [f"o.{self._site}.>"],
             "storage": "file",
             "num_replicas": 1,
             "discard": "new",
+            # What is read from here grows on its way to the home, and more by way of the hub.
+            "max_msg_size": engine.max_payload - engine.added // (4 if is_hub else 2),
             "allow_direct": True,
             "allow_msg_ttl": True,
             "duplicate_window": int(DUPLICATE_WINDOW * NANO),
@@ -102,6 +117,9 @@ class Outbox:
         existing = await self._jetstream.stream(OUTBOX)
         if existing is None:
             await self._jetstream.call(f"STREAM.CREATE.{OUTBOX}", config)
+        elif existing["config"]["max_msg_size"] != config["max_msg_size"]:
+            with contextlib.suppress(SkerryError):  # it is checked again when something is read
+                await self._jetstream.call(f"STREAM.UPDATE.{OUTBOX}", existing["config"] | config)
         self._tasks.spawn(self._keep())
 
     async def close(self) -> None:
@@ -172,7 +190,11 @@ class Outbox:
 
     async def _give_away(self, topic: str, subject: str) -> None:
         try:
-            if self.on_stray is not None and not is_own(topic):
+            if not await self._ask_directory():
+                raise Unavailable("the directory is away", "It may know the topic.")
+            if self._copies.owner(topic) is not None:
+                pass  # it was made where we did not hear of it
+            elif self.on_stray is not None and not is_own(topic):
                 await self.on_stray(topic, subject)
             else:
                 await self._jetstream.call(f"STREAM.PURGE.{OUTBOX}", {"filter": subject})
@@ -200,14 +222,35 @@ class Outbox:
     async def _tidy(self, entry: TopicEntry) -> None:
         with contextlib.suppress(SkerryError):
             target, body = self._target(entry)
-            data = await self._peers.ask(target, "peer.taken", body, 2 * ASK_TIME)
-            taken = msgspec.json.decode(data, type=Taken).seq
-            if taken:
+            data = await self._peers.ask(target, "peer.taken", body, 2 * ANSWER)
+            told = msgspec.json.decode(data, type=Taken)
+            if taken := told.seq:
                 subject = f"o.{self._site}.{entry.name.replace('/', '.')}"
                 for filter_ in (subject, f"{subject}.>"):
                     await self._jetstream.call(
                         f"STREAM.PURGE.{OUTBOX}", {"filter": filter_, "seq": taken + 1}
                     )
+            self._watch(entry, told.read)
+
+    def _watch(self, entry: TopicEntry, read: int) -> None:
+        """A home that is asked time and again, and reads no further, may be held up."""
+        now = self._connection.now()
+        known = self._still.get(entry.name)
+        if known is None or known[0] != read or now - known[2] > STILL:
+            self._still[entry.name] = read, now, now
+            return
+        self._still[entry.name] = read, known[1], now
+        is_busy = self._aside is not None and not self._aside.done()
+        is_still = now - known[1] > STILL and entry.settings.max_event_bytes
+        if is_still and not is_busy and self.on_large is not None:
+            self._aside = self._tasks.spawn(self._unblock(entry, read))
+
+    async def _unblock(self, entry: TopicEntry, read: int) -> None:
+        assert self.on_large is not None
+        try:
+            await self.on_large(entry, read)
+        except (SkerryError, Down) as error:
+            log.debug("what holds up %s stays: %s", entry.name, error)
 
     # At the home
 
@@ -226,28 +269,19 @@ class Outbox:
     async def taken(self, request: SourceRequest) -> Taken:
         """How far it was read, by enough members."""
         if request.via:
-            return Taken(await self._read_so_far(OUTBOX, request))
+            read = await self._read_so_far(OUTBOX, request)
+            return Taken(read, read)
         local = self._copies.local(request.name)
         entry = self._copies.entry(request.name)
         if local is None or entry is None or local.kind != "home":
-            return Taken(0)
+            return Taken()
         seq = await self._read_so_far(local.stream, request)
         info = await self._jetstream.stream(local.stream)
         if info is None or not seq:
-            return Taken(0)
-        last = info["state"]["last_seq"]
-
-        async def holds(member: str) -> bool:
-            with contextlib.suppress(SkerryError):
-                data = await self._peers.ask(member, "peer.state", {"name": entry.name}, ASK_TIME)
-                state = msgspec.json.decode(data, type=State | None)
-                return state is not None and state.label == entry.epoch and state.last >= last
-            return False
-
-        # Home included: what is removed must survive the loss of as many as an election may miss.
-        need = write_quorum(len(entry.members))
-        holding = 1 + sum(await asyncio.gather(*map(holds, entry.members[1:])))
-        return Taken(seq if holding >= need else 0)
+            return Taken()
+        # What is removed must survive the loss of as many as an election may miss.
+        is_safe = await is_held(self._peers, entry, info["state"]["last_seq"])
+        return Taken(seq if is_safe else 0, seq)
 
     async def _read_so_far(self, stream: str, request: SourceRequest) -> int:
         info = await self._jetstream.stream(stream)

@@ -81,9 +81,9 @@ class Readers:
             if now > patience or not self._links.can_reach(entry.home):
                 sites.append(local.parent or entry.home)
             for site in sites:
-                info = await self._info_at(site, local.stream, 1.0)
-                if info is not None:
-                    return int(info["state"]["last_seq"])
+                state = await self._peers.state(site, entry.name)
+                if state is not None:
+                    return state.last
                 self._links.want(site)
             await asyncio.sleep(0.02)
         return None
@@ -94,7 +94,7 @@ class Readers:
             info = await self._info_at(entry.home, entry.stream, 1.0)
             if info is not None:
                 return info
-        return await self._jetstream.stream(entry.stream)
+        return await self._copies.logs.info(self._copies.logs.of(entry.name))
 
     async def drop_unread(self, local: Local, entry: TopicEntry, now: float) -> None:
         """Remove a copy for readers that has none."""
@@ -103,7 +103,8 @@ class Readers:
         asked_for = local.touched
         async with local.lock:
             info = await self._copies.logs.info(local)
-            if local.kind != "copy" or info is None or info["state"].get("consumer_count", 0):
+            is_read = info is None or info["state"].get("consumer_count", 0)
+            if local.kind != "copy" or local.is_split or is_read:
                 local.touched = now
             elif local.touched == asked_for:
                 await self._copies.drop(local)

@@ -7,6 +7,11 @@ sees none of them. To change the holder we make the engine ask again: a heartbea
 on the mirror's delivery subject makes it believe that it missed something (6 ms, measured; the
 engine asks at most every two seconds).
 
+A mirror that has stored all that a stream of this site had to send can be sent on by the next, and
+its engine need not ask (`go_on`): it takes what comes to the delivery subject from a consumer of
+the name it knows, if the first index follows on its last. If not, it asks. Only so within a site:
+the engine counts deliveries, and what a link lost could fit to its count by chance.
+
 Sources, which bring outboxes home, do the same with `$JS.UP.<site>.API.…`.
 
 An engine that gets an error, or no answer within 30 s, is deaf for 10 s, then 20, up to 120: it
@@ -21,18 +26,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 import msgspec
 
 from skerry.engine.link import Down
 from skerry.engine.wire import NO_RESPONDERS, Connection
+from skerry.errors import SkerryError
 from skerry.fabric.tasks import Tasks
 from skerry.model.names import STREAM_PREFIX
 
 log = logging.getLogger("skerry.fabric")
 
 UPSTREAM = "$JS.UP.API"
+ASKS = 2.1
+"""Seconds between two questions for the same stream: the engine does not ask earlier again."""
 HELD = 20.0
 """Seconds that a question may wait for a holder to be known; the engine itself gives up at 30."""
 ATTEMPT = 2.0
@@ -54,8 +63,16 @@ class Question(msgspec.Struct, frozen=True):
     """The first index it lacks; 0: from the beginning."""
 
 
-Choose = Callable[[Question], Awaitable[str | None]]
-"""The holder to ask, or None: not yet."""
+Choose = Callable[[Question], Awaitable[tuple[str, str] | None]]
+"""The holder to ask and its stream, or None: not yet. The holder may be this site itself."""
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What a mirror or source was given: the holder, its stream, and the consumer there."""
+
+    site: str
+    stream: str
+    consumer: str
 
 
 class _Config(msgspec.Struct):
@@ -66,6 +83,10 @@ class _Config(msgspec.Struct):
 
 class _Create(msgspec.Struct):
     config: _Config
+
+
+class _Created(msgspec.Struct):
+    name: str = ""
 
 
 def source_api(site: str) -> str:
@@ -82,9 +103,13 @@ class Relay:
         self._way = way
         """Seconds that the way to a holder and back may take."""
         self._delivery: dict[tuple[str, str], str] = {}
-        self._holders: dict[tuple[str, str], str] = {}
+        self._holders: dict[tuple[str, str], Reading] = {}
         """Who was asked last, as long as the link to it holds."""
+        self._asked: dict[tuple[str, str], tuple[str, bytes, float]] = {}
+        """The engine's last questions: the call, what it says, and when."""
         self._answering: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._stale: set[tuple[str, str]] = set()
+        """Questions whose answer, if one is under way, would be another one now."""
         self._tasks = Tasks("answering the engine")
         self._changed = asyncio.Event()
         connection.subscribe("$JS.UP.>", self._on_question)
@@ -95,22 +120,66 @@ class Relay:
 
     def lost(self, peer: str) -> None:
         """The link to `peer` is gone, and with it what it was sending."""
-        self._holders = {key: site for key, site in self._holders.items() if site != peer}
+        self._holders = {key: one for key, one in self._holders.items() if one.site != peer}
+
+    def forget(self, stream: str) -> None:
+        """A mirror was removed; one of its name may be made."""
+        for known in (self._holders, self._asked, self._delivery):
+            known.pop((stream, ""), None)
+        if (task := self._answering.pop((stream, ""), None)) is not None:
+            task.cancel()
 
     def is_reading(self, stream: str, source: str = "") -> bool:
         """Whether the engine was given a holder whose link has held since, or is about to be. To
         ask again would only cost time: the engine does so at most every two seconds."""
         return (stream, source) in self._holders or (stream, source) in self._answering
 
+    def reads(self, stream: str) -> Reading | None:
+        """What a mirror reads now."""
+        return self._holders.get((stream, ""))
+
+    def may_ask(self, stream: str) -> bool:
+        """Whether the engine asks at once if it is to ask again."""
+        asked = self._asked.get((stream, ""))
+        return asked is None or self._connection.now() - asked[2] > ASKS
+
     def again(self, stream: str, source: str = "") -> None:
         """Have the engine ask again for this mirror, or this source of it, because the answer
         would be another one now."""
         self._changed.set()
         self._changed = asyncio.Event()
+        self._stale.add((stream, source))  # an engine that waits for its answer hears nothing
         self._holders.pop((stream, source), None)
         if subject := self._delivery.get((stream, source)):
             with contextlib.suppress(Down):
                 self._connection.publish(subject, head=_MISFIT)
+
+    def go_on(self, stream: str, start: int) -> None:
+        """Have a mirror read from `start` on at the stream of this site that is next. It must have
+        stored all that the former one was to send. A question that is open is answered so."""
+        key = (stream, "")
+        if key in self._answering or key not in self._asked:
+            return
+        call, data, _ = self._asked[key]
+        former = self._holders.pop(key, None)
+        if former is not None:
+            self._answer_by(key, self._send_on(former, Question(stream, "", start), call, data))
+
+    async def _send_on(self, former: Reading, question: Question, call: str, data: bytes) -> None:
+        wanted = msgspec.json.decode(data)
+        wanted["config"] |= {
+            "name": former.consumer,
+            "sourcing": False,  # else the engine adds to the name
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": question.start,
+        }
+        with contextlib.suppress(Down, TimeoutError):
+            # Its heartbeats would not fit to what comes next.
+            await self._connection.request(
+                f"$JS.{former.site}.API.CONSUMER.DELETE.{former.stream}.{former.consumer}",
+                timeout=ATTEMPT + self._way(former.site),
+            )
+        await self._answer(question, call, "", msgspec.json.encode(wanted))
 
     def _on_question(self, subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
         words = subject.decode().split(".")
@@ -127,9 +196,14 @@ class Relay:
         question = Question(stream, source, wanted.opt_start_seq)
         key = (stream, source)
         self._delivery[key] = wanted.deliver_subject
+        self._asked[key] = (call, data, self._connection.now())
+        self._holders.pop(key, None)
+        self._answer_by(key, self._answer(question, call, reply.decode(), data))
+
+    def _answer_by(self, key: tuple[str, str], answer: Coroutine[Any, Any, None]) -> None:
         if (old := self._answering.pop(key, None)) is not None:
             old.cancel()
-        task = self._tasks.spawn(self._answer(question, call, reply.decode(), data))
+        task = self._tasks.spawn(answer)
         self._answering[key] = task
         task.add_done_callback(lambda done: self._forget(key, done))
 
@@ -140,28 +214,52 @@ class Relay:
     async def _answer(self, question: Question, call: str, reply: str, data: bytes) -> None:
         deadline = self._connection.now() + HELD
         wait = 0.01
+        key = question.stream, question.source
         while self._connection.now() < deadline:
             changed = self._changed
+            self._stale.discard(key)
             try:
-                holder = question.source or await self._choose(question)
-                if holder is not None:
+                if (holder := await self._choose(question)) is not None:
+                    site, origin = holder
                     answer = await self._connection.request(
-                        f"$JS.{holder}.API.{call}", data, timeout=ATTEMPT + self._way(holder)
+                        f"$JS.{site}.API.{_at(call, question, origin)}",
+                        _from(data, question, origin),
+                        timeout=ATTEMPT + self._way(site),
                     )
                     if answer.status != NO_RESPONDERS and b'"error":' not in answer.data:
-                        self._holders[question.stream, question.source] = holder
-                        self._connection.publish(reply, answer.data)
+                        name = msgspec.json.decode(answer.data, type=_Created).name
+                        if key in self._stale:
+                            self._connection.publish(
+                                f"$JS.{site}.API.CONSUMER.DELETE.{origin}.{name}"
+                            )
+                            continue
+                        self._holders[key] = Reading(*holder, name)
+                        if reply:
+                            self._connection.publish(reply, answer.data)
                         return
             except Down:
                 return
-            except TimeoutError:
-                pass
+            except (TimeoutError, SkerryError) as error:
+                log.debug("nobody is asked for %s yet: %s", question.stream, error)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await changed.wait()
             wait = min(wait * 1.5, 0.2)
-        with contextlib.suppress(Down):
-            self._connection.publish(reply, _nobody(question.stream, data))
+        if reply:
+            with contextlib.suppress(Down):
+                self._connection.publish(reply, _nobody(question.stream, data))
+
+
+def _at(call: str, question: Question, origin: str) -> str:
+    """The call that makes a consumer of `origin`, which the holder has as the log asked for."""
+    return call if question.source else call.replace(f".{question.stream}", f".{origin}", 1)
+
+
+def _from(data: bytes, question: Question, origin: str) -> bytes:
+    """The same for what the call says."""
+    if question.source or origin == question.stream:
+        return data
+    return msgspec.json.encode({**msgspec.json.decode(data), "stream_name": origin})
 
 
 def _nobody(stream: str, asked: bytes) -> bytes:

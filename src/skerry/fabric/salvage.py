@@ -21,7 +21,8 @@ from skerry.errors import Conflict, Unavailable
 from skerry.log.follow import Start
 from skerry.log.frames import outcome_of
 from skerry.log.live import LiveSubscription
-from skerry.model.event import ID_HEADER, Event
+from skerry.log.segments import is_home
+from skerry.model.event import ID_HEADER, Event, reply_of
 from skerry.model.fabric import TopicEntry
 from skerry.model.names import write_subject
 
@@ -31,40 +32,72 @@ PATIENCE = 10.0
 
 
 async def salvage(
-    jetstream: JetStream, site: str, entry: TopicEntry, stream: str, root: int, fork: int, last: int
-) -> int:
-    """Publish the events of this site's `stream` from behind `fork` to `last` that the new home
-    lacks; return how many they were."""
+    jetstream: JetStream,
+    site: str,
+    entry: TopicEntry,
+    stream: str,
+    root: int,
+    range: tuple[int, int],
+    fork: int,
+) -> tuple[int, int]:
+    """Publish the events in `range` of this site's `stream` that the new home lacks behind `fork`.
+    Return how many they were, and the last index of the home then."""
     mine: list[tuple[str, Event]] = []
-    async for event in _events(jetstream, entry.name, stream, fork + 1, last):
+    async for kept in events_of(jetstream, entry.name, stream, *range):
+        event = restored(stream, kept)
         fields = event._all()
         if SOURCE_HEADER not in fields:
             mine.append((fields.get(ID_HEADER) or f"salvage-{site}-{root}-{event.index}", event))
     if not mine:
-        return 0
+        return 0, 0
     remote = jetstream if entry.home == site else JetStream(jetstream.connection, entry.home)
     info = await remote.call(f"STREAM.INFO.{entry.stream}", timeout=PATIENCE)
-    end = info["state"]["last_seq"]
+    if not is_home(info, entry.epoch):
+        raise Unavailable(f"{entry.home}, the home of {entry.name}, has no log yet")
+    end = int(info["state"]["last_seq"])
     known = set()
     if end > fork:
-        async for event in _events(remote, entry.name, entry.stream, fork + 1, end):
+        async for event in events_of(remote, entry.name, entry.stream, fork + 1, end):
             known.add(event.id)
     count = 0
     for identity, event in mine:
         if identity not in known:
-            await _publish(jetstream, entry, identity, event)
+            end = max(end, await _publish(jetstream, entry, identity, event))
             count += 1
-    return count
+    return count, end
 
 
-async def _events(jetstream: JetStream, topic: str, stream: str, start: int, end: int):  # type: ignore[no-untyped-def]
+_KEPT = b"Kept-"
+
+
+def kept_as(stream: str, event: Event) -> tuple[str, bytes]:
+    """Subject and headers under which the tail `stream` keeps an event. What means something to the
+    engine must not do so there. (To mirror it would not do: the engine drops conditions.)"""
+    lines = [b"%b%b" % (_KEPT, line) for line in event._head.split(b"\r\n")[1:] if line]
+    head = [b"NATS/1.0", b"%bIndex:%d" % (_KEPT, event.index), *lines, b"", b""]
+    return f"_tail.{stream}.{event._subject.decode()}", b"\r\n".join(head)
+
+
+def restored(stream: str, kept: Event) -> Event:
+    """The event that a tail keeps."""
+    lines = [line for line in kept._head.split(b"\r\n")[1:] if line.startswith(_KEPT)]
+    lines = [line[len(_KEPT) :] for line in lines]
+    index = next(int(line[6:]) for line in lines if line.startswith(b"Index:"))
+    lines = [line for line in lines if not line.startswith(b"Index:")]
+    head = b"\r\n".join([b"NATS/1.0", *lines, b"", b""])
+    subject = kept._subject[len(f"_tail.{stream}.") :]
+    return Event(subject, index, head, kept.data, reply_of(index, kept.timestamp_ns))
+
+
+async def events_of(jetstream: JetStream, topic: str, stream: str, start: int, end: int):  # type: ignore[no-untyped-def]
     subscription = LiveSubscription(jetstream, topic, topic, Start(index=start), stream=stream)
     async with await subscription.open(), aclosing(subscription.drain(end)) as events:
         async for event in events:
             yield event
 
 
-async def _publish(jetstream: JetStream, entry: TopicEntry, identity: str, event: Event) -> None:
+async def _publish(jetstream: JetStream, entry: TopicEntry, identity: str, event: Event) -> int:
+    """Returns the index that the event has there; 0: it was not taken."""
     connection = jetstream.connection
     lines = [line for line in event._head.split(b"\r\n")[1:] if line]
     lines = [line for line in lines if not line.lower().startswith(b"nats-msg-id:")]
@@ -81,7 +114,9 @@ async def _publish(jetstream: JetStream, entry: TopicEntry, identity: str, event
             await asyncio.sleep(0.05)
             continue
         outcome = outcome_of(entry.name, reply.head, reply.data)
-        if isinstance(outcome, int | Conflict):
-            return
+        if isinstance(outcome, int):
+            return outcome
+        if isinstance(outcome, Conflict):
+            return 0
         raise outcome
     raise Unavailable(f"the new home of {entry.name} took no salvaged event in time")

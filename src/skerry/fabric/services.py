@@ -22,7 +22,7 @@ from skerry.fabric.control import Control
 from skerry.fabric.join import JoinRequest
 from skerry.fabric.leader import Leader, RenewRequest, SealRequest
 from skerry.fabric.losses import Lost
-from skerry.fabric.moves import FreezeRequest
+from skerry.fabric.moves import FreezeRequest, Reached
 from skerry.fabric.outbox import SourceRequest
 from skerry.log.topics import unknown_topic
 from skerry.model.control import (
@@ -51,14 +51,6 @@ _Durable: type[tuple[str, str]] = tuple[TopicText, SubscriptionText]
 
 FIND_TIME = 3.0
 """Seconds that a topic which is not known here is looked for."""
-
-
-class Reached(msgspec.Struct):
-    """Asks a copy to say how far it is once it holds `last`, or `timeout` seconds are over."""
-
-    name: TopicText
-    last: int
-    timeout: float
 
 
 class Taking(msgspec.Struct):
@@ -113,7 +105,7 @@ class Services:
         serve("peer.seal", SealRequest, lambda r: copies.seal_all(r.topics))
         serve("peer.sealed", list[str], copies.sealed)
         serve("peer.state", TopicName, lambda r: copies.state(r.name))
-        serve("peer.reached", Reached, lambda r: copies.reached(r.name, r.last, r.timeout))
+        serve("peer.reached", Reached, lambda r: copies.reached(r.name, r.epoch, r.last, r.timeout))
         serve("peer.freeze", FreezeRequest, lambda r: copies.freeze(r.name, r.epoch, r.lease))
         serve("peer.settle", TopicEntry, copies.settle)
         serve("peer.prepare", TopicEntry, copies.prepare)

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from skerry.fabric.relay import UPSTREAM, source_api
+from skerry.log.segments import CHAIN, Chain, Segment, chain, listing
 from skerry.log.topics import PLAIN_DELIVERY, delivery, log_config, stream_config
 from skerry.model.fabric import TopicEntry
-from skerry.model.names import (
-    outbox_subject,
-    reserve_of,
-    stored_subject,
-    stream_of,
-    topic_of_reserve,
-)
+from skerry.model.names import outbox_subject, stored_subject, stream_of
 from skerry.model.promotion import Copy, State
-from skerry.model.topic import TopicSettings
 
 OUTBOX = "outbox"
+FIRST = "skerry.first"
+"""Where a stream says which index of the log it begins with, once it counts as a segment."""
+WELDED = "skerry.welded"
+"""The mark of a stream that took in all that was here before it."""
+ASIDE = "skerry.aside"
+"""Where a stream that was begun anew says what its site has beside it (`promotion.Copy.aside`)."""
+FORK = "skerry.fork"
+"""Where the log ended, as far as it is history, beside which such a stream was begun."""
 OPENING = "skerry.opening"
 """The mark of a home that is shut only until its members were asked."""
 MARKS = ("label", "sealed", "root")
@@ -26,13 +31,21 @@ MARKS = ("label", "sealed", "root")
 
 
 class Local:
-    """One topic's stream at this site."""
+    """One topic's log at this site."""
 
     def __init__(self, name: str, site: str) -> None:
         self.name = name
-        self.stream = stream_of(name)
+        self.places: list[tuple[int, int]] = [(0, 1)]
+        """The log's segments: their numbers and first indexes; see `skerry.log.segments`."""
+        self.is_welded = False
+        """Whether the active segment took in all that was here before."""
+        self.ends: dict[int, int] = {}
+        """Streams, by their numbers, that may hold events beyond the index at which they end: those
+        are no part of the history. `Tails` sees to them."""
+        self.thins = False
+        """Whether events here may have removed earlier ones of their sub-topics."""
         self.kind = ""
-        """`home`, `frozen`, `copy`, or empty: no stream."""
+        """What the active segment is: `home`, `frozen`, `copy`, or empty: no stream."""
         self.epoch = 0
         """The epoch that a home here takes events for."""
         self.is_ours = False
@@ -58,8 +71,40 @@ class Local:
         self.is_reopened = False
         """Whether a home is shut only until its members were asked."""
         self.work: asyncio.Task[None] | None = None
-        self.release: asyncio.Task[None] | None = None
+        self.mending: asyncio.Task[None] | None = None
         self.lease: asyncio.TimerHandle | None = None
+
+    @property
+    def stream(self) -> str:
+        """The active segment."""
+        return stream_of(self.name, self.places[-1][0])
+
+    @property
+    def signpost(self) -> str:
+        """The stream with the log's own name."""
+        return stream_of(self.name)
+
+    @property
+    def chain(self) -> Chain:
+        """The log's segments."""
+        return chain(self.name, self.places)
+
+    @property
+    def frozen(self) -> Chain:
+        """What readers may still read and is to grow no more."""
+        ends = {**cut_at(self.places[:-1], {}, self.places[-1][1] - 1), **self.ends}
+        return tuple(Segment(stream_of(self.name, n), 1, end) for n, end in ends.items())
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the log is in several streams."""
+        return len(self.places) > 1
+
+    @property
+    def segment(self) -> int:
+        """The number of the stream that this site leads with, or would. If the log is split, its
+        segments are welded into that one first."""
+        return self.places[-1][0] + self.is_split
 
     @property
     def is_wanted(self) -> bool:
@@ -71,9 +116,14 @@ class Local:
         """Whether it is being replaced."""
         return self.work is not None and not self.work.done()
 
+    @property
+    def is_mending(self) -> bool:
+        """Whether its segments are being put in order."""
+        return self.mending is not None and not self.mending.done()
+
 
 def learn(local: Local, info: dict[str, Any], fabric: str) -> None:
-    """Take in what the engine says of the stream. Marks never go back."""
+    """Take in what the engine says of the active segment. Marks never go back."""
     config = info["config"]
     marks = config.get("metadata") or {}
     if config.get("mirror"):
@@ -82,18 +132,69 @@ def learn(local: Local, info: dict[str, Any], fabric: str) -> None:
         local.kind = "frozen"
     else:
         local.kind = "home"
+    local.thins = config.get("max_msgs_per_subject", -1) > 0
     copy = local.copy
     copy.last = info["state"]["last_seq"]
     local.count = info["state"]["messages"]
     local.is_reopened = local.kind == "frozen" and OPENING in marks
     for mark in MARKS:
         setattr(copy, mark, max(int(marks.get(f"skerry.{mark}", 0)), getattr(copy, mark)))
+    copy.aside = None
+    if ASIDE in marks and not copy.label:
+        copy.aside = msgspec.json.decode(marks[ASIDE], type=State)
+        local.delivers = False
     local.epoch = int(marks.get("skerry.epoch", 0))
     local.is_ours = marks.get("skerry.fabric") == fabric
+    local.is_welded = WELDED in marks
+
+
+def cut_at(places: Sequence[tuple[int, int]], ends: Mapping[int, int], end: int) -> dict[int, int]:
+    """Where streams end, once all are cut at `end`. One that ended earlier stays so."""
+    nexts = [*(first - 1 for _, first in places[1:]), end]
+    cut = {number: min(last, end) for (number, _), last in zip(places, nexts, strict=False)}
+    return {number: min(cut.get(number, end), ends.get(number, end)) for number in {*cut, *ends}}
+
+
+class Found(msgspec.Struct):
+    """What a log's streams are, by their numbers."""
+
+    places: list[tuple[int, int]] = []
+    """The chain."""
+    ends: dict[int, int] = {}
+    """Where others took over from streams that may hold more."""
+    left_over: set[int] = set()
+    """What a crash left: streams that are of no use."""
+
+
+def sort_out(streams: dict[int, dict[str, Any]]) -> Found:
+    """Which chain a log's streams form. A later one takes the place of all that earlier ones hold
+    from its first index on. If it was welded, it has all of that. A stream that does not say where
+    it begins was not finished; the log's own stream need not say so."""
+    found = Found()
+    for number in sorted(streams):
+        marks = streams[number]["config"].get("metadata") or {}
+        if number and FIRST not in marks:
+            found.left_over.add(number)
+            continue
+        first = int(marks.get(FIRST, 1))
+        if WELDED in marks:
+            found.left_over |= {earlier for earlier, _ in found.places}
+            found.left_over |= found.ends.keys()
+            found.places, found.ends = [], {}
+        found.ends = cut_at(found.places, found.ends, int(marks.get(FORK, first - 1)))
+        found.places = [place for place in found.places if place[1] < first]
+        found.places.append((number, first))
+    found.left_over.discard(0)
+    return found
 
 
 def _metadata(local: Local, entry: TopicEntry, fabric: str) -> dict[str, str]:
+    number, first = local.places[-1]
     return {
+        **({FIRST: str(first)} if number else {}),
+        **({WELDED: "1"} if local.is_welded else {}),
+        **({ASIDE: msgspec.json.encode(aside).decode()} if (aside := local.copy.aside) else {}),
+        **({FORK: str(max(local.ends.values()))} if number and first == 1 and local.ends else {}),
         "skerry.home": entry.home,
         "skerry.durability": entry.settings.durability,
         "skerry.fabric": fabric,
@@ -108,6 +209,7 @@ def home_config(
     """The log at the topic's home, reading the outboxes that were asked for."""
     site = local.copy.site
     config = stream_config(site, entry.name, entry.settings, entry.epoch)
+    config["name"] = local.stream
     config["metadata"] = _metadata(local, entry, fabric)
     if (told := delivery(entry.name, site, deliver_plain)) is not None:
         config["republish"] = told
@@ -124,15 +226,15 @@ def copy_config(
     local: Local, entry: TopicEntry, fabric: str, deliver_plain: bool
 ) -> dict[str, Any]:
     """A copy; whom it follows the engine asks us, see `Relay`."""
-    site = local.copy.site
+    number, first = local.places[-1]
+    mirror = _upstream(local, local.stream)
+    if number and not local.is_welded:
+        mirror["opt_start_seq"] = first
     config = {
         "name": local.stream,
         **log_config(entry.settings),
         "mirror_direct": True,
-        "mirror": {
-            "name": local.stream,
-            "external": {"api": UPSTREAM, "deliver": f"$JS.M.{site}"},
-        },
+        "mirror": mirror,
         "metadata": _metadata(local, entry, fabric),
     }
     if deliver_plain:
@@ -140,52 +242,34 @@ def copy_config(
     return config
 
 
-def reserve_config(local: Local, settings: TopicSettings, fabric: str) -> dict[str, Any]:
-    """The stream that the log is put aside in: a mirror of it at the same engine, until it is
-    whole, see `reserve_in`."""
+def frozen_config(config: dict[str, Any], stream: str) -> dict[str, Any]:
+    """A stream that takes nothing any more, whatever it was. The room that it reserved is free for
+    what takes its place."""
+    left_out = ("sources", "mirror", "republish", "mirror_direct")
+    kept = {key: value for key, value in config.items() if key not in left_out}
+    return {**kept, "subjects": [f"_frozen.{stream}"], "max_bytes": -1}
+
+
+def weld_config(local: Local, entry: TopicEntry, stream: str) -> dict[str, Any]:
+    """A stream that takes in what the segments hold. It is none before it has all."""
     return {
-        "name": reserve_of(local.name),
-        **log_config(settings),
-        "mirror": {"name": local.stream},
-        "metadata": {"skerry.fabric": fabric},
+        "name": stream,
+        **log_config(entry.settings),
+        "max_bytes": -1,  # room is reserved once, by the active segment
+        "allow_direct": False,  # nobody is to take it for the log
+        "mirror": _upstream(local, stream),
     }
 
 
-def restored_config(local: Local, settings: TopicSettings, fabric: str) -> dict[str, Any]:
-    """A log that is brought back from its reserve, to be promoted at once. It claims nothing."""
-    return {
-        "name": local.stream,
-        **log_config(settings),
-        "mirror_direct": True,
-        "mirror": {"name": reserve_of(local.name)},
-        "metadata": {"skerry.fabric": fabric},
-    }
+def _upstream(local: Local, stream: str) -> dict[str, Any]:
+    """Whom a mirror follows: the engine asks us."""
+    return {"name": stream, "external": {"api": UPSTREAM, "deliver": f"$JS.M.{local.copy.site}"}}
 
 
-def whole(local: Local) -> dict[str, str]:
-    """The marks of a reserve that holds all of the log as it is now."""
-    copy = local.copy
-    return {
-        "skerry.label": str(copy.label),
-        "skerry.root": str(copy.root),
-        "skerry.last": str(copy.last),
-        "skerry.former": str(int(local.kind == "frozen")),
-    }
-
-
-def is_brought_back(info: dict[str, Any]) -> bool:
-    """Whether a log was being brought back from its reserve, and not promoted."""
-    mirror = info["config"].get("mirror") or {}
-    return topic_of_reserve(mirror.get("name", "")) is not None
-
-
-def reserve_in(site: str, info: dict[str, Any]) -> State | None:
-    """What a reserve counts for; None: it was not made whole."""
-    marks = info["config"].get("metadata") or {}
-    if "skerry.last" not in marks:
-        return None
-    label, last, root = (int(marks[f"skerry.{mark}"]) for mark in ("label", "last", "root"))
-    return State(site, label, last, root, young=True, reserve=True)
+def signpost_config(config: dict[str, Any], local: Local) -> dict[str, Any]:
+    """The stream with the log's own name, once it is not the active segment."""
+    metadata = {**(config.get("metadata") or {}), CHAIN: listing(local.places)}
+    return {**config, "max_bytes": -1, "metadata": metadata}
 
 
 def source_config(site: str, subject: str, stored: str, reader: str) -> dict[str, Any]:

@@ -101,5 +101,5 @@ class Upkeep:
 
     async def _ask_for_epoch(self, local: Local) -> None:
         with contextlib.suppress(SkerryError):
-            body = {"name": local.name}
+            body = {"name": local.name, "epoch": local.copy.sealed}
             await self._peers.ask(self._copies.hub, "peer.lead.topic.renew", body, timeout=5.0)

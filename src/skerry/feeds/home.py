@@ -31,10 +31,11 @@ _numbers = itertools.count()
 
 
 class Place(NamedTuple):
-    """Where a feed's topic lives: its home, and the topic whose log holds it."""
+    """Where a feed's topic lives: its home, the topic whose log holds it, and that log's stream."""
 
     home: str
     owner: str
+    stream: str
 
 
 class Homes:
@@ -49,8 +50,9 @@ class Homes:
         """Where a topic is. Raises `UnknownTopic`."""
         entry = await self._routes.find(topic)
         if entry is not None:
-            return Place(entry.home, entry.name)
-        return Place(self._routes.site, await self._reader.owner(topic))
+            return Place(entry.home, entry.name, entry.stream)
+        owner = await self._reader.owner(topic)
+        return Place(self._routes.site, owner, stream_of(owner))
 
     async def newest(self, topic: str) -> int:
         """The index of a feed's newest event; 0: it has none."""
@@ -97,7 +99,7 @@ class Homes:
         answers: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue()
         sid = connection.subscribe(inbox, lambda s, r, head, data: answers.put_nowait((head, data)))
         data = msgspec.json.encode(body)
-        subject = f"{api}DIRECT.GET.{stream_of(place.owner)}"
+        subject = f"{api}DIRECT.GET.{place.stream}"
         try:
             if not here:
                 await self._routes.reach([place.home])

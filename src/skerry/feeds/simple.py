@@ -257,7 +257,7 @@ class SimpleClients(Listener):
             return
         try:
             data = written(message, packed)
-            if len(data) > self._connection.info.max_payload:
+            if len(data) > self._connection.info.max_event:
                 error = BadSetting(
                     f"the answer has {len(data)} bytes, more than the engine takes",
                     "Raise the site's --max-event-bytes.",

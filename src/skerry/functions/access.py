@@ -15,6 +15,7 @@ from skerry.functions.journal import Position
 from skerry.log.append import Publisher
 from skerry.log.read import Reader
 from skerry.log.route import Routes
+from skerry.log.segments import is_home
 from skerry.log.topics import unknown_topic
 from skerry.model.fabric import TopicEntry
 from skerry.model.names import stream_of
@@ -83,7 +84,11 @@ class Access:
         """What the engine at its home says of a log. Raises `UnknownTopic` where there is none,
         `Unavailable` if the home is away."""
         try:
-            return await self.at_home(entry).call(f"STREAM.INFO.{stream_of(name)}", timeout=CALL)
+            stream = home_stream(name, entry)
+            info = await self.at_home(entry).call(f"STREAM.INFO.{stream}", timeout=CALL)
+            if entry is not None and not is_home(info, entry.epoch):
+                raise Unavailable(f"{entry.home} is not the home of {name} yet, or not any more")
+            return info
         except ApiError as error:
             if error.code != STREAM_NOT_FOUND:
                 raise
@@ -100,6 +105,11 @@ class Access:
         hold it; unless another level is asked for (None: the topic's own)."""
         timeout = GIVE_UP if timeout is None else timeout
         return Publisher(self.connection, self.routes, topic, ack=ack, timeout=timeout)
+
+
+def home_stream(name: str, entry: TopicEntry | None) -> str:
+    """The stream that holds the log of topic `name` at its home."""
+    return stream_of(name) if entry is None else entry.stream
 
 
 def epoch_of(entry: TopicEntry | None) -> int:

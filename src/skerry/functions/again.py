@@ -14,7 +14,7 @@ from contextlib import aclosing
 
 from skerry.engine.link import Down
 from skerry.errors import AgedOut, NotYet, SkerryError, UnknownTopic
-from skerry.functions.access import Access
+from skerry.functions.access import Access, home_stream
 from skerry.functions.intake import BATCH, Tail
 from skerry.functions.journal import Progress
 from skerry.functions.work import ABOUT, Item, item_of
@@ -88,7 +88,14 @@ async def items(
     if request.dead:
         base = "e." + topic.replace("/", ".")
         subjects = (base,)
-    tail = Tail(access.at_home(entry), owner, owner, Start(index=first), subjects=subjects)
+    tail = Tail(
+        access.at_home(entry),
+        owner,
+        owner,
+        Start(index=first),
+        subjects=subjects,
+        stream=home_stream(owner, entry),
+    )
     batch: list[tuple[Item, int]] = []
     async with await tail.open(), aclosing(tail.drain(last)) as events:
         async for event in events:

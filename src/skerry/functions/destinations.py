@@ -55,7 +55,7 @@ class Destination:
     def on_route(self, entry: TopicEntry) -> None:
         """It has another home, or other replicas."""
         self.entry = entry
-        self.largest = entry.settings.max_event_bytes or self._access.connection.info.max_payload
+        self.largest = entry.settings.max_event_bytes or self._access.connection.info.max_event
 
     def on_gone(self) -> None:
         """It was deleted."""
@@ -103,7 +103,7 @@ class Destinations:
         return found
 
     async def _add(self, name: str, entry: TopicEntry | None) -> Destination:
-        largest = self._access.connection.info.max_payload
+        largest = self._access.connection.info.max_event
         try:
             await self._access.reach(entry)
             info = await self._access.stream(name, entry)

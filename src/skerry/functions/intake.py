@@ -19,7 +19,7 @@ from typing import Any
 from skerry.engine.link import Down
 from skerry.engine.wire import Listener
 from skerry.errors import AgedOut, SkerryError, UnknownTopic
-from skerry.functions.access import Access, epoch_of, still
+from skerry.functions.access import Access, epoch_of, home_stream, still
 from skerry.functions.journal import Position
 from skerry.log.follow import Start
 from skerry.log.frames import new_id
@@ -208,7 +208,14 @@ class Intake(Listener):
                 index = first - 1
             self.position = position = Position(index, epoch_of(entry))
             start = Start(index=index + 1)
-        tail = Tail(access.at_home(entry), self._topic, self._topic, start, subjects=self._subjects)
+        tail = Tail(
+            access.at_home(entry),
+            self._topic,
+            self._topic,
+            start,
+            subjects=self._subjects,
+            stream=home_stream(self._topic, entry),
+        )
         await tail.open()
         self._told("")
         return tail

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from skerry.errors import Conflict, SkerryError, Unavailable
-from skerry.functions.access import CALL, Access, epoch_of
+from skerry.functions.access import CALL, Access, epoch_of, home_stream
 from skerry.functions.journal import CLAIM, Journal, Kept, Record, place_of, slot_of
 from skerry.log.follow import Start
 from skerry.log.frames import new_id, only_if
@@ -22,7 +22,7 @@ from skerry.log.live import LiveSubscription
 from skerry.log.topics import unknown_topic
 from skerry.model.event import parse_headers
 from skerry.model.fabric import TopicEntry
-from skerry.model.names import stored_subject, stream_of
+from skerry.model.names import stored_subject
 from skerry.model.records import read
 
 TRIES = 5
@@ -122,13 +122,15 @@ class Ledger:
     async def _last_claim(self, entry: TopicEntry | None) -> int:
         jetstream = self._access.at_home(entry)
         reply = await jetstream.ask(
-            f"{jetstream.prefix}DIRECT.GET.{stream_of(self._topic)}",
+            f"{jetstream.prefix}DIRECT.GET.{home_stream(self._topic, entry)}",
             msgspec.json.encode({"last_by_subj": stored_subject(f"{self._topic}/{CLAIM}")}),
             timeout=CALL,
             recovering=entry is not None,
         )
         if reply.status == 404:
             return 0
+        if reply.status and entry is not None:
+            raise Unavailable(f"{entry.home} is not the home of {self._topic} yet")
         if reply.status:
             raise unknown_topic(self._topic)
         return int(parse_headers(reply.head)["Nats-Sequence"])
@@ -149,7 +151,11 @@ class Ledger:
         values: list[Kept] = []
         start = len(self._topic) + 1
         subscription = LiveSubscription(
-            self._access.at_home(entry), self._topic, self._topic, Start(index=1)
+            self._access.at_home(entry),
+            self._topic,
+            self._topic,
+            Start(index=1),
+            stream=home_stream(self._topic, entry),
         )
         async with await subscription.open(), aclosing(subscription.drain(self._claim)) as events:
             async for event in events:

@@ -19,13 +19,12 @@ import msgspec
 
 from skerry.engine.link import Down
 from skerry.errors import OutcomeUnknown, PublishFailed, SkerryError, UnknownTopic
-from skerry.functions.access import Access, epoch_of, still
+from skerry.functions.access import Access, epoch_of, home_stream, still
 from skerry.functions.destinations import GONE, Destination, Destinations
 from skerry.functions.journal import Output, Position, Record
 from skerry.functions.ledger import Ledger
 from skerry.functions.work import HOPS_HEADER
 from skerry.log.recall import stored_ids
-from skerry.model.names import stream_of
 
 log = logging.getLogger("skerry.functions")
 
@@ -202,7 +201,7 @@ class Release:
                 found = await stored_ids(
                     self._access.connection,
                     None if entry is None else entry.home,
-                    stream_of(name),
+                    home_stream(name, entry),
                     max(start + 1, int(info["state"]["first_seq"])),
                     last,
                     set(ids),

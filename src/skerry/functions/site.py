@@ -138,7 +138,7 @@ class Functions:
                 log.warning("functions are not served yet: %s", error)
                 await asyncio.sleep(AGAIN)
         registry = self.registry = Registry(self.access, self._on_function)
-        limit = self.access.connection.info.max_payload
+        limit = self.access.connection.info.max_event
         self.deployer = Deployer(registry, self.places, self.preparing, limit)
         for one in self.places.logs():
             self.plan.set_log(one.name, one)

@@ -32,12 +32,14 @@ from skerry.log.route import Routes
 from skerry.log.sending import Recall, Retry, Sending, Write
 from skerry.model.event import check_id, extra_headers
 from skerry.model.fabric import TopicEntry
-from skerry.model.names import check_topic
+from skerry.model.names import check_topic, outbox_subject, source_bytes
 from skerry.model.placement import TopicUse
 from skerry.model.topic import Ack
 
 LOOK = 0.05
 """Seconds between looks whether acknowledgements come in."""
+ROOM = 2048
+"""Bytes: events that have less up to what their topic takes are looked at more closely."""
 
 
 class Publisher(Listener):
@@ -89,7 +91,8 @@ class Publisher(Listener):
         self._recalling: asyncio.Task[None] | None = None
         self._generation = 0
         self._head_size = len(lines.ID) + len(self._name) + len(b"-\r\n\r\n")
-        self._large = connection.info.max_payload
+        self._large = connection.info.max_event
+        """Bytes from which on it is worth a look whether an event is too large."""
         self._sid: bytes | None = None
         self._prefix = b""
         self._subject = ""
@@ -154,7 +157,7 @@ class Publisher(Listener):
             subject = self._prefix + topic.replace("/", ".").encode()
             frame = lines.pub(subject, data, b"%b%d" % (self._inbox, number), head)
         if len(frame) > self._large:
-            check_size(connection, size + len(data))
+            check_size(size + len(data), connection.info.max_event, self._limit(topic))
         ack: asyncio.Future[int] = self._loop.create_future()
         now = 0.0
         if sending.entry is not None:  # the loop's own clock may stand still with it
@@ -168,6 +171,16 @@ class Publisher(Listener):
         if sending.actions:
             self._carry_out()
         return ack
+
+    def _limit(self, topic: str) -> int | None:
+        """Bytes of the largest event that the topic takes, as far as it is known."""
+        sending = self._sending
+        entry = sending.entry and (self._routes.newest(sending.entry.name) or sending.entry)
+        limit = entry.settings.max_event_bytes if entry is not None else None
+        if entry is not None and limit is not None and sending.level == "outbox":
+            site = self._connection.address.site
+            limit -= source_bytes(site, entry.name, outbox_subject(site, topic))
+        return limit
 
     async def _get_ready(self) -> None:
         """Wait until the topic's home is known and there is room."""
@@ -191,6 +204,9 @@ class Publisher(Listener):
         entry = await self._routes.find(self._topic)
         if self._sending.phase == "nowhere" and self._sending.is_open:
             if entry is not None:
+                self._large = min(
+                    self._large, (entry.settings.max_event_bytes or self._large) - ROOM
+                )
                 self._routes.follow(entry.name, self)
             self._sending.on_located(entry, self._connection.address.site, self._loop.time())
             self._carry_out()

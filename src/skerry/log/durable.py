@@ -14,10 +14,15 @@ After an engine crash two things would hurt, and are mended here:
   share the subscription this may hand an event to a second reader while the first works on it.)
 
 Without that, events of both kinds would fill the window and block the subscription for `ack_wait`.
+
+At the end of a frozen segment (`skerry.log.segments`), once all that was delivered there is
+acknowledged, the subscription makes its consumer anew on the next segment. Only then it removes the
+old one: whoever looks for the consumer, from the first segment on, finds one.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from typing import Any
@@ -25,8 +30,18 @@ from typing import Any
 from skerry.engine.lines import pub
 from skerry.engine.link import Down
 from skerry.engine.pull import NANO
-from skerry.errors import BadSetting, SkerryError, SubscriptionError
+from skerry.errors import BadSetting, SkerryError, SubscriptionError, UnknownTopic
 from skerry.log.follow import Subscription
+from skerry.log.segments import (
+    Chain,
+    Moved,
+    Segment,
+    delete_consumer,
+    find_consumer,
+    make_consumer,
+    segment_at,
+)
+from skerry.log.topics import unknown_topic
 from skerry.model.event import Event
 from skerry.model.names import check_subscription
 
@@ -42,6 +57,10 @@ ACKED_KEPT = 65536
 REJECTED_MOST = 65536
 """How many indexes are rejected at the most after a crash; in a sparse sub-topic of a large log
 the rest waits for `ack_wait`."""
+
+
+ACKS_EVERY = 0.05
+"""Seconds between two looks whether the last events of a frozen segment are acknowledged."""
 
 
 class DurableSubscription(Subscription):
@@ -65,6 +84,8 @@ class DurableSubscription(Subscription):
         which an index is another event, and then the time differs."""
         self._highest = 0
         self._created = ""
+        self._ending: asyncio.Task[None] | None = None
+        """Waits for the last acknowledgements of a frozen segment."""
 
     def ack(self, event: Event) -> None:
         """Say that `event` is done with. It is not delivered to this durable subscription again,
@@ -85,6 +106,9 @@ class DurableSubscription(Subscription):
             self._pull.leave()
             await self._round_trip()  # behind it nothing is under way any more
         await super().close()
+        if self._ending is not None:
+            self._ending.cancel()
+            await asyncio.gather(self._ending, return_exceptions=True)
         while self._held and self._connection.is_up:
             self.reject(self._held.popleft())
 
@@ -104,6 +128,14 @@ class DurableSubscription(Subscription):
 
     def _take(self, events: list[Event], size: int, pending: int) -> None:
         self.pending = pending
+        self._highest = max(self._highest, max([event.index for event in events]))
+        if not self._segment.is_active:
+            events = self._within(events)
+            if not pending:
+                self._end_segment()
+            if not events:
+                self._ask()
+                return
         acked = self._acked
         fresh = [
             event
@@ -114,48 +146,134 @@ class DurableSubscription(Subscription):
             for event in events:
                 if acked.get(event.index) == event.timestamp_ns:
                     self._answer(event.reply, b"+ACK")
-        self._highest = max(self._highest, max([event.index for event in events]))
+        if any(event.deliveries > 1 for event in fresh):  # what waits here needs no second copy
+            held = {(event.index, event.timestamp_ns) for event in self._held}
+            fresh = [event for event in fresh if (event.index, event.timestamp_ns) not in held]
         if fresh:
             self._hold(fresh, size)
         else:
             self._ask()
 
+    def _within(self, events: list[Event]) -> list[Event]:
+        """Those of a frozen segment that are part of the history. The others are done with."""
+        end = self._segment.last
+        for event in events:
+            if event.index > end:
+                self._answer(event.reply, b"+ACK")
+        return [event for event in events if event.index <= end]
+
+    def _end_segment(self) -> None:
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._await_acks(self._segment))
+
+    async def _await_acks(self, segment: Segment) -> None:
+        """A frozen segment has nothing more: go on behind it when all is acknowledged."""
+        try:
+            while segment == self._segment and self._error is None:
+                info = await self._jetstream.consumer(segment.stream, self.name)
+                if info is None or _is_done(info):
+                    self._repair()
+                await asyncio.sleep(ACKS_EVERY)
+        except SkerryError as error:
+            log.debug("the end of a segment of %s: %s", self.topic, error)
+        finally:
+            self._ending = None
+
+    async def _begin(self) -> None:
+        """Pull; then look whether the segment is still what it was. Had it been frozen, and the
+        consumer made anew there, before the engine knew that we wait, it would not tell us."""
+        while True:
+            await super()._begin()
+            if self._segment in await self._chain_now():
+                return
+            self._pull.stop()
+            await self._find_again()
+
     async def _find_consumer(self) -> None:
-        wanted = {
+        chain = await self._chain()
+        found = await find_consumer(self._jetstream, chain, self.name)
+        if found is None and not self._consumer:
+            if not await self._make(chain):
+                await self._find_consumer()
+        elif found is None:
+            if chain != await self._chain_now():  # it says so if the topic is gone
+                await self._find_consumer()
+                return
+            raise SubscriptionError(
+                f"the durable subscription {self.name!r} of {self.topic} was removed",
+                "Subscribe again to make a new one.",
+            )
+        elif not found[0].is_active and _is_done(found[1]):
+            await self._move(*found)
+            await self._find_consumer()
+        else:
+            await self._adopt(*found)
+        self._consumer = self.name
+
+    def _wanted(self) -> dict[str, Any]:
+        return {
             "durable_name": self.name,
             "ack_policy": "explicit",
             "ack_wait": int(self._ack_wait * NANO),
             "max_ack_pending": self._window,
         }
-        existing = await self._jetstream.consumer(self._stream, self.name)
-        if existing is None:
-            if self._consumer:
-                await self._first_index()  # says so if the topic is gone
-                raise SubscriptionError(
-                    f"the durable subscription {self.name!r} of {self.topic} was removed",
-                    "Subscribe again to make a new one.",
-                )
-            made = await self._create(self.name, {**self._start.policy(), **wanted})
-            self._created = made["created"]
+
+    async def _make(self, chain: Chain) -> bool:
+        """Make the consumer where the subscription begins; False if the chain changed meanwhile."""
+        made = None
+        try:
+            self._segment, start = await self._start_in(chain, self._start)
+            made = await self._create(self.name, {**start.policy(), **self._wanted()})
+        except (Moved, UnknownTopic):
+            if chain == await self._chain_now():
+                raise unknown_topic(self.topic) from None
+            return False
+        if self._segment not in await self._chain_now():
+            await delete_consumer(self._jetstream, self._stream, self.name)
+            return False
+        self._created = made["created"]
+        return True
+
+    async def _move(self, segment: Segment, existing: dict[str, Any]) -> None:
+        """All of a frozen segment is done with: have the consumer on the next one."""
+        chain = await self._chain_now()
+        if segment in chain:  # else it was emptied, and another holds what it had
+            index = segment.last + 1
+            stream = segment_at(chain, index).stream
+            await make_consumer(self._jetstream, stream, self.name, existing["config"], index)
+            await delete_consumer(self._jetstream, segment.stream, self.name)
+
+    async def _adopt(self, segment: Segment, existing: dict[str, Any]) -> None:
+        """Go on with a consumer that is there."""
+        is_new = bool(self._created) and self._created != existing["created"]
+        if is_new:
+            self._pull.renew()  # what is still under way comes from its beginning, too
+        self._segment = segment
+        kept = self._within(list(self._held))
+        self._held.clear()
+        self._held.extend(kept)
+        config, wanted = existing["config"], self._wanted()
+        if sorted(_filters_of(config)) != sorted(self._filters()):
+            raise SubscriptionError(
+                f"the durable subscription {self.name!r} exists for another sub-topic",
+                "Give this one another name, or remove the other.",
+            )
+        if any(config.get(field) != value for field, value in wanted.items()):
+            await self._create(self.name, {**config, **wanted})
+        if is_new:
+            # Made anew, at another site, on another segment or for a log that was replaced: what
+            # it delivers, it delivers from its own beginning, and so what is held here.
+            self._highest = existing["delivered"]["stream_seq"]
+            for event in self._held:  # it may have delivered some before this was noticed
+                self.reject(event)
+            self._held.clear()
+        elif self._consumer:
+            self._reconcile(existing)
         else:
-            config = existing["config"]
-            if sorted(_filters_of(config)) != sorted(self._filters()):
-                raise SubscriptionError(
-                    f"the durable subscription {self.name!r} exists for another sub-topic",
-                    "Give this one another name, or remove the other.",
-                )
-            if any(config.get(field) != value for field, value in wanted.items()):
-                await self._create(self.name, {**config, **wanted})
-            if self._created and self._created != existing["created"]:
-                # Made anew, at another site or for a log that was replaced: what it delivers, it
-                # delivers from its own beginning.
-                self._highest = existing["delivered"]["stream_seq"]
-            elif self._consumer:
-                self._reconcile(existing)
-            else:
-                await self._count_missed(existing["delivered"]["stream_seq"])
-            self._created = existing["created"]
-        self._consumer = self.name
+            await self._count_missed(existing["delivered"]["stream_seq"])
+        self._created = existing["created"]
+        if not segment.is_active and not existing["num_pending"]:
+            self._end_segment()
 
     def _reconcile(self, engine: dict[str, dict[str, int]]) -> None:
         """Tell the engine, which was away, what it does not know: which of the events that it
@@ -176,7 +294,7 @@ class DurableSubscription(Subscription):
             answer(index, b"-NAK")
 
     async def _count_missed(self, delivered: int) -> None:
-        missed = await self._first_index() - delivered - 1 if self._whole else 0
+        missed = (await self._log()).first - delivered - 1 if self._whole else 0
         if missed > 0:
             self.missed = missed
             log.warning(
@@ -185,6 +303,11 @@ class DurableSubscription(Subscription):
                 self.topic,
                 self.name,
             )
+
+
+def _is_done(consumer: dict[str, Any]) -> bool:
+    """Whether it has delivered all there is, and all of that is acknowledged."""
+    return not consumer["num_pending"] and not consumer["num_ack_pending"]
 
 
 def _filters_of(config: dict[str, Any]) -> list[str]:

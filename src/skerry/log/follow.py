@@ -3,6 +3,9 @@
 A subscription reads through a consumer of the engine. It pulls events into a bounded store of its
 own, hands them out in order, and when the connection or the consumer is lost it *repairs*: makes
 sure of a consumer, which the kinds do differently, and pulls again.
+
+A consumer reads one segment of the log (`skerry.log.segments`). What lies beyond the end of a
+frozen one is dropped, and at its end the subscription goes on in the next one, as a repair.
 """
 
 from __future__ import annotations
@@ -26,9 +29,20 @@ from skerry.errors import (
     Unavailable,
     UnknownTopic,
 )
+from skerry.log.segments import (
+    Chain,
+    Extent,
+    Segment,
+    alone,
+    index_since,
+    look,
+    look_at_chain,
+    segment_at,
+)
 from skerry.log.topics import unknown_topic
 from skerry.model.event import Event
-from skerry.model.names import stored_subject, stream_of, topic_of_stream
+from skerry.model.fabric import TopicEntry
+from skerry.model.names import stored_subject, stream_of
 from skerry.model.placement import TopicUse
 
 LAGS = 256
@@ -70,8 +84,9 @@ class Subscription(Listener):
         *,
         window: int,
         window_bytes: int = 32 * 1024 * 1024,
-        settle: Callable[[], Awaitable[None]] | None = None,
+        settle: Callable[[], Awaitable[TopicEntry | None]] | None = None,
         stream: str | None = None,
+        chain: Chain | None = None,
     ) -> None:
         if not 1 <= window <= 100_000:
             raise BadSetting(f"a window is 1 to 100000 events, not {window!r}")
@@ -82,12 +97,21 @@ class Subscription(Listener):
         """Events that aged out before this durable subscription was given them."""
         self._jetstream = jetstream
         self._connection = jetstream.connection
-        self._stream = stream or stream_of(owner)
+        self._owner = owner
+        self._only = None if stream is None else alone(stream)
+        """Read this one stream, whatever the log's chain is."""
+        self._known = chain
+        """The chain, where somebody has just looked."""
+        self._segment = (self._only or chain or alone(stream_of(owner)))[-1]
+        """The segment that is read now."""
         self._whole = topic == owner
         self._start = start
         self._window = window
         self._settle = settle
         """Has the site make sure of its copy; None outside a fabric."""
+        self._entry: TopicEntry | None = None
+        self.epoch = 0
+        """The topic's, when this subscription last found its place; 0: not known."""
         self._consumer = ""
         self._held: deque[Event] = deque()
         self._mean = 0.0
@@ -98,10 +122,12 @@ class Subscription(Listener):
         self._waiter: asyncio.Future[None] | None = None
         self._error: SkerryError | None = None
         self._closed = False
+        self._is_broken = False
         self._repairing: asyncio.Task[None] | None = None
         self._pull = Pull(
             self._connection, window, window_bytes, self._take, self._on_lost, jetstream.prefix
         )
+        self._pull.idle = self._on_idle
 
     async def open(self) -> Self:
         """Make the consumer and begin; events stored after this returns are delivered."""
@@ -112,12 +138,12 @@ class Subscription(Listener):
                 if self._settle is None:
                     raise
                 await self._find_again()  # the log here may just be made anew
+            self._connection.listen(self)
+            await self._begin()
         except BaseException:
+            self._connection.unlisten(self)
             self._pull.close()
             raise
-        self._connection.listen(self)
-        self._pull.start(self._stream, self._consumer)
-        self._ask()
         return self
 
     async def __aenter__(self) -> Self:
@@ -183,6 +209,11 @@ class Subscription(Listener):
             self._repairing.cancel()
             await asyncio.gather(self._repairing, return_exceptions=True)
 
+    async def _begin(self) -> None:
+        """Pull."""
+        self._pull.start(self._stream, self._consumer)
+        self._ask()
+
     # What the kinds do differently
 
     async def _find_consumer(self) -> None:
@@ -191,6 +222,10 @@ class Subscription(Listener):
 
     def _take(self, events: list[Event], size: int, pending: int) -> None:
         """Events came in; hold or drop each."""
+        raise NotImplementedError
+
+    def _end_segment(self) -> None:
+        """A frozen segment has nothing more: go on in the next one."""
         raise NotImplementedError
 
     def _is_over(self) -> bool:
@@ -206,7 +241,9 @@ class Subscription(Listener):
     def _hold(self, events: list[Event], size: int) -> None:
         self._held.extend(events)
         self._delivered += len(events)
-        if self.pending <= len(events):  # who reads what was stored earlier measures nothing
+        if (
+            self.pending <= len(events) and self._segment.is_active
+        ):  # who reads what was stored earlier measures nothing
             self._lags.append(time.time() - events[-1].timestamp_ns / 1e9)
         self._mean = max(size / len(events), self._mean * 0.9)
         self._ask()
@@ -233,16 +270,23 @@ class Subscription(Listener):
         else:
             self._ask()
 
+    def _on_idle(self) -> None:
+        # What a frozen segment still had may have aged out.
+        if not self._segment.is_active:
+            self._end_segment()
+
     def _repair(self) -> None:
+        self._is_broken = True
         if self._repairing is None and not self._closed and self._error is None:
             self._repairing = asyncio.create_task(self._do_repair())
 
     async def _do_repair(self) -> None:
         try:
-            await self._find_again()
-            if self._connection.is_up:
-                self._pull.start(self._stream, self._consumer)
-                self._ask()
+            while self._is_broken:  # it may break again before this is over
+                self._is_broken = False
+                await self._find_again()
+                if self._connection.is_up:
+                    await self._begin()
             self._wake()
         except SkerryError as error:
             self._fail(error)
@@ -257,9 +301,10 @@ class Subscription(Listener):
             return
         deadline = self._connection.now() + self._connection.settings.timeout
         while True:
-            await self._settle()  # says so if the topic is gone for good
+            self._entry = await self._settle()  # says so if the topic is gone for good
             try:
                 await self._find_consumer()
+                self.epoch = self._entry.epoch if self._entry else 0
                 return
             except (UnknownTopic, SubscriptionError):
                 if self._connection.now() > deadline:
@@ -267,7 +312,7 @@ class Subscription(Listener):
             await asyncio.sleep(0.1)
 
     async def _create(self, name: str, config: dict[str, Any]) -> dict[str, Any]:
-        """Create or change the consumer `name`."""
+        """Create or change the consumer `name` of the segment that is read now."""
         config = {"replay_policy": "instant", "num_replicas": 1, **config, "name": name}
         if subjects := self._filters():
             config["filter_subjects"] = subjects
@@ -281,14 +326,39 @@ class Subscription(Listener):
                 raise unknown_topic(self.topic) from None
             raise
 
-    async def _info(self) -> dict[str, Any]:
-        info = await self._jetstream.stream(self._stream)
-        if info is None:
-            raise unknown_topic(self.topic)
-        return info
+    @property
+    def _stream(self) -> str:
+        return self._segment.stream
 
-    async def _first_index(self) -> int:
-        return max(int((await self._info())["state"]["first_seq"]), 1)
+    async def _chain(self) -> Chain:
+        """The chain of the log; looked up, unless somebody did so just before."""
+        chain, self._known = self._known, None
+        return chain or await self._chain_now()
+
+    async def _chain_now(self) -> Chain:
+        chain = self._only or await look_at_chain(self._jetstream, self._owner)
+        if chain is None:
+            raise unknown_topic(self.topic)
+        return chain
+
+    async def _start_in(self, chain: Chain, start: Start) -> tuple[Segment, Start]:
+        """The segment that a subscription begins in. Raises `Moved`."""
+        if start.time is not None and len(chain) > 1:
+            index = await index_since(self._jetstream, chain, start.time)
+            start = start if index is None else Start(index)
+        return (chain[-1] if start.index is None else segment_at(chain, start.index)), start
+
+    async def _look(self) -> Extent | None:
+        """What the log holds; None: there is none at the moment."""
+        if self._only is None:
+            return await look(self._jetstream, self._owner)
+        info = await self._jetstream.stream(self._stream)
+        return None if info is None else Extent(self._only, (info,))
+
+    async def _log(self) -> Extent:
+        if (log := await self._look()) is None:
+            raise unknown_topic(self.topic)
+        return log
 
     def _filters(self) -> list[str]:
         subject = stored_subject(self.topic)
@@ -296,13 +366,12 @@ class Subscription(Listener):
 
     def used(self) -> TopicUse | None:
         """What was delivered since this was last asked."""
-        name = topic_of_stream(self._stream)
-        if name is None or self._settle is None or self._is_bounded():
+        if self._settle is None or self._is_bounded():
             return None
         lags = sorted(self._lags)
         delivered, self._delivered = self._delivered, 0
         self._lags.clear()
-        use = TopicUse(name, False, 1, delivered=delivered)
+        use = TopicUse(self._owner, False, 1, delivered=delivered)
         if lags:  # clocks differ: nothing arrives before it was sent
             use.deliver_s = max(lags[len(lags) // 2], LEAST_LAG)
             use.deliver_most_s = max(lags[-1], LEAST_LAG)

@@ -10,7 +10,7 @@ import msgspec
 
 from skerry.engine.jetstream import ApiError, error_of
 from skerry.engine.lines import Frame, redirected, word
-from skerry.engine.wire import NO_RESPONDERS, Connection
+from skerry.engine.wire import NO_RESPONDERS
 from skerry.errors import BadSetting, Conflict, EngineError, EventTooLarge, SkerryError
 from skerry.log.topics import unknown_topic
 from skerry.model.event import status_of
@@ -42,12 +42,18 @@ def new_id() -> str:
     return secrets.token_hex(8)
 
 
-def check_size(connection: Connection, size: int) -> None:
-    """Refuse what the engine would end the connection for."""
-    if size > connection.info.max_payload:
+def check_size(size: int, site: int, topic: int | None) -> None:
+    """Refuse what the engine would end the connection for, or a topic would never take from an
+    outbox."""
+    if size > site:
         raise EventTooLarge(
-            f"the event has {size} bytes, the engine takes {connection.info.max_payload}",
+            f"the event has {size} bytes, the engine takes {site}",
             "Split the payload, or raise the site's --max-event-bytes.",
+        )
+    if topic is not None and size > topic:
+        raise EventTooLarge(
+            f"the event, {size} bytes, is larger than its topic takes: {topic}",
+            "Raise it with `skerry topic set … --max-event-bytes`, or split the payload.",
         )
 
 

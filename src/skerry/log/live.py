@@ -1,7 +1,8 @@
 """A live subscription: it remembers its own place.
 
 Its consumer at the engine is a throw-away. When the engine restarts or the consumer is gone, the
-subscription makes another one at the next index, so that nothing is missed or doubled.
+subscription makes another one at the next index, so that nothing is missed or doubled. So it does
+at the end of a segment.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from skerry.engine.pull import NANO
 from skerry.engine.wire import NO_RESPONDERS
 from skerry.errors import AgedOut, SkerryError, UnknownTopic
 from skerry.log.follow import Start, Subscription
+from skerry.log.segments import Chain, Moved, segment_at
 from skerry.log.topics import unknown_topic
 from skerry.model.event import Event, index_of, parse_headers, timestamp_of
 
@@ -75,15 +77,20 @@ class LiveSubscription(Subscription):
         if self._checking is not None:
             self._checking.cancel()
             await asyncio.gather(self._checking, return_exceptions=True)
-        if self._consumer and not self._closed:
-            # If this does not arrive, the engine forgets the consumer by itself.
+        if not self._closed:
+            self._leave()
+        await super().close()
+
+    def _leave(self) -> None:
+        """Have the engine forget the consumer. If this does not arrive, it does so by itself."""
+        if self._consumer:
             with contextlib.suppress(Down):
                 prefix = self._jetstream.prefix
                 self._connection.publish(f"{prefix}CONSUMER.DELETE.{self._stream}.{self._consumer}")
-        await super().close()
 
     def _is_over(self) -> bool:
-        return self._bounded and not self.pending and not self._held_back
+        ends = self._segment.is_active and not self.pending
+        return self._bounded and ends and not self._held_back
 
     def _is_bounded(self) -> bool:
         return self._bounded
@@ -95,20 +102,37 @@ class LiveSubscription(Subscription):
         self._pull.forget()
 
     def _take(self, events: list[Event], size: int, pending: int) -> None:
-        if events[0].index <= self._position:  # from before a repair
-            events = [event for event in events if event.index > self._position]
-            if not events:
-                return
-        self.pending = pending
-        if self._whole and events[-1].index != self._position + len(events):
-            self._suspect(events)
-        self._position = events[-1].index
-        if self._settle is not None:
-            self._remember(events)
-        if self._checking is None:
-            self._hold(events, size)
-        else:
-            self._held_back.append((events, size))
+        last, end = events[-1].index, self._segment.last
+        is_over = last >= end or not (pending or self._segment.is_active)
+        if is_over:
+            self._pull.forget()  # ask for nothing more
+        if last > end or events[0].index <= self._position:  # the latter from before a repair
+            events = [event for event in events if self._position < event.index <= end]
+        if events:
+            self.pending = pending
+            if self._whole and events[-1].index != self._position + len(events):
+                self._suspect(events)
+            self._position = events[-1].index
+            if self._settle is not None:
+                self._remember(events)
+            if self._checking is None:
+                self._hold(events, size)
+            else:
+                self._held_back.append((events, size))
+        if last > end:
+            self._pass(end)
+        if is_over:
+            self._end_segment()
+
+    def _end_segment(self) -> None:
+        self._repair()
+
+    def _pass(self, end: int) -> None:
+        """Nothing more comes up to index `end`. If something is missing there, find out why."""
+        if self._whole and self._position < end:
+            self._suspects.append(self._position + 1)
+            self._check()
+        self._position = max(self._position, end)
 
     def _remember(self, events: list[Event]) -> None:
         recent = self._recent
@@ -124,6 +148,9 @@ class LiveSubscription(Subscription):
             if event.index != last + 1:
                 self._suspects.append(last + 1)
             last = event.index
+        self._check()
+
+    def _check(self) -> None:
         if self._checking is None:
             self._checking = asyncio.create_task(self._check_gap())
 
@@ -132,9 +159,9 @@ class LiveSubscription(Subscription):
         unread? Hand nothing on before that is known. For a sub-topic skipped indexes are the
         rule, and the log cannot tell what would have matched."""
         try:
-            info = await self._info()
-            first = max(int(info["state"]["first_seq"]), 1)
-            keeps_last = info["config"].get("max_msgs_per_subject", -1) > 0
+            kept = await self._log()
+            first = kept.first
+            keeps_last = kept.config.get("max_msgs_per_subject", -1) > 0
             if not keeps_last and first > (missing := min(self._suspects)):
                 raise AgedOut(
                     f"events from {missing} to {first - 1} of {self.topic} aged out before this "
@@ -162,34 +189,40 @@ class LiveSubscription(Subscription):
         taken = [reply for batch in self._recent for reply in batch]
         wait = CATCH_UP
         while taken:
-            with contextlib.suppress(UnknownTopic):
-                info = await self._jetstream.stream(self._stream)
-                last = info["state"]["last_seq"] if info else 0
+            with contextlib.suppress(Moved):
+                kept = await self._look()
+                last = kept.last if kept else 0
                 there = [reply for reply in taken if index_of(reply) <= last]
-                newest = await self._compare(there)
+                chain = kept.chain if kept else ()
+                newest = await self._compare(chain, there)
                 if newest is not None and not newest.is_same:
-                    await self._go_back(taken, newest.place)
+                    await self._go_back(chain, taken, newest.place)
                     return
                 if len(there) == len(taken):
                     return
             await asyncio.sleep(wait)
             wait = min(2 * wait, CATCH_UP_MOST)
             if self._settle is not None:
-                await self._settle()  # it is still wanted; says so if the topic is gone for good
+                # It is still wanted. This says so if the topic is gone for good.
+                self._entry = await self._settle()
 
-    async def _go_back(self, taken: list[bytes], end: int) -> None:
+    async def _go_back(self, chain: Chain, taken: list[bytes], end: int) -> None:
         """From `end` on the log has other events: find where that begins."""
         low, agreed = 0, -1
         while low < end:
             middle = (low + end) // 2
-            newest = await self._compare(taken[low : middle + 1])
+            newest = await self._compare(chain, taken[low : middle + 1])
             if newest is not None and not newest.is_same:
                 end = low + newest.place
                 continue
             if newest is not None:
                 agreed = low + newest.place
             low = middle + 1
-        self._position = index_of(taken[agreed]) if agreed >= 0 else index_of(taken[0]) - 1
+        if agreed >= 0:
+            self._position = index_of(taken[agreed])
+        else:  # further back than is remembered: as far as a home since then did not have
+            fork = self._entry.fork(self.epoch) if self._entry else 0
+            self._position = min(fork, index_of(taken[0]) - 1)
         log.warning(
             "events of %s behind index %d were lost with their home; reading on from there",
             self.topic,
@@ -198,49 +231,76 @@ class LiveSubscription(Subscription):
         self._recent.clear()
         self._remembered = 0
 
-    async def _compare(self, taken: list[bytes]) -> Compared | None:
+    async def _compare(self, chain: Chain, taken: list[bytes]) -> Compared | None:
         """Compare the newest of `taken` in whose place the log has an event; None: it has none."""
         end, size = len(taken), 1
         while end:
             begin = max(end - size, 0)
-            found = await asyncio.gather(*map(self._holds, taken[begin:end]))
+            found = await asyncio.gather(*(self._holds(chain, one) for one in taken[begin:end]))
             for place in range(end - begin - 1, -1, -1):
                 if (is_same := found[place]) is not None:
                     return Compared(begin + place, is_same)
             end, size = begin, min(16 * size, 256)
         return None
 
-    async def _holds(self, reply: bytes) -> bool | None:
+    async def _holds(self, chain: Chain, reply: bytes) -> bool | None:
         """Whether the log here has the event with that reply, and not another at its index; None:
-        it has none there."""
+        it has none there. Raises `Moved`."""
+        index = index_of(reply)
         answer = await self._jetstream.ask(
-            f"{self._jetstream.prefix}DIRECT.GET.{self._stream}",
-            b'{"seq":%d}' % index_of(reply),
+            f"{self._jetstream.prefix}DIRECT.GET.{segment_at(chain, index).stream}",
+            b'{"seq":%d}' % index,
             recovering=False,
         )
         if answer.status == NO_RESPONDERS:
-            raise unknown_topic(self.topic)
+            raise Moved
         if answer.status:
             return None
         time = parse_headers(answer.head)["Nats-Time-Stamp"]
         return timestamp_of(time) == int(reply.rsplit(b".", 2)[1])
 
     async def _find_consumer(self) -> None:
+        self._pull.forget()  # what still comes of an earlier consumer may be of another segment
+        chain = await self._chain()
         if self._placed and self._settle is not None:
             await self._check_place()
+            chain = await self._chain_now()
         start = Start(index=self._position + 1) if self._placed else self._start
-        self._consumer = f"live-{secrets.token_hex(8)}"
-        answer = await self._create(
-            self._consumer,
-            {
-                **start.policy(),
-                "ack_policy": "none",
-                "mem_storage": True,
-                "inactive_threshold": int(IDLE_CONSUMER * NANO),
-            },
-        )
+        while True:
+            made = await self._make(chain, start)
+            now = await self._chain_now()
+            if made is None and now == chain:
+                raise unknown_topic(self.topic)
+            if made is None or self._segment not in now:
+                self._leave()
+                self._known = now
+                await self._find_consumer()
+                return
+            if self._segment.is_active or made.get("num_pending"):
+                break
+            self._leave()
+            if self._placed:
+                self._pass(self._segment.last)
+            chain, start = now, Start(index=self._segment.last + 1)
         if not self._placed:
             # With the next event, or at a time: the engine has just fixed where that is.
-            self._position = answer["delivered"]["stream_seq"]
+            self._position = made["delivered"]["stream_seq"]
             self._placed = True
-        self.pending = answer.get("num_pending", 0)
+        self.pending = made.get("num_pending", 0)
+
+    async def _make(self, chain: Chain, start: Start) -> dict[str, Any] | None:
+        """Make the consumer on the segment where it begins; None if that is not there."""
+        try:
+            self._segment, start = await self._start_in(chain, start)
+            self._consumer = f"live-{secrets.token_hex(8)}"
+            return await self._create(
+                self._consumer,
+                {
+                    **start.policy(),
+                    "ack_policy": "none",
+                    "mem_storage": True,
+                    "inactive_threshold": int(IDLE_CONSUMER * NANO),
+                },
+            )
+        except (Moved, UnknownTopic):
+            return None

@@ -28,7 +28,6 @@ _numbers = itertools.count()
 async def last_stored(connection: Connection, site: str, stream: str) -> int:
     """The index of the newest event of the log at `site`; 0 if it has none. Raises `Down` or
     `TimeoutError` if it cannot be read now."""
-    # Not by `>`: that looks at the last index alone, which may be free (seen with 2.15.1).
     body = msgspec.json.encode({"last_by_subj": "e.>"})
     reply = await connection.request(f"$JS.{site}.API.DIRECT.GET.{stream}", body, timeout=TIME)
     if reply.status == NO_RESPONDERS:

@@ -130,16 +130,20 @@ class Routes(Listener):
             return msgspec.json.decode(open_answer(reply), type=list[str])
         return []
 
-    async def want(self, name: str, durable: str | None = None, *, now: bool = False) -> None:
-        """Have a copy of topic `name` at the client's site, and that durable subscription."""
+    async def want(
+        self, name: str, durable: str | None = None, *, now: bool = False
+    ) -> TopicEntry | None:
+        """Have a copy of topic `name` at the client's site, and that durable subscription; the
+        entry that the site knows. None: it was asked a short while ago."""
         clock = self._connection.now()
         key = (name, durable)
         if not now and clock - self._wanted.get(key, -WANT_EVERY) < WANT_EVERY:
-            return
+            return None
         body = msgspec.json.encode(Want(name, durable))
         reply = await self._jetstream.ask(f"_sk.{self.site}.open.topic.want", body)
-        open_answer(reply)
+        entry = msgspec.json.decode(open_answer(reply), type=TopicEntry)
         self._wanted[key] = clock
+        return entry
 
     async def forget(self, name: str, durable: str) -> None:
         """Have the fabric forget a durable subscription."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import sys
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -29,7 +29,7 @@ from skerry.model.topic import TopicSettings
 
 Tier = Literal["edge", "hub"]
 
-PROTOCOL = 1
+PROTOCOL = 2
 """What agents say to each other. Sites of one fabric must agree on it."""
 
 
@@ -84,6 +84,16 @@ class LinkRecord(msgspec.Struct, frozen=True, kw_only=True):
     wanted_by: tuple[str, ...] = ()
 
 
+class Step(NamedTuple):
+    """One epoch of a topic."""
+
+    epoch: int
+    base: int
+    """The last index of the epoch before: every copy that counts has the log up to there."""
+    goes_on: bool = False
+    """Whether its home is that of the epoch before, with the same log: then nothing forks here."""
+
+
 class TopicEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Where a topic lives. Whoever changes home, epoch or members does so by compare-and-set."""
 
@@ -91,19 +101,20 @@ class TopicEntry(msgspec.Struct, frozen=True, kw_only=True):
     home: SiteText
     epoch: int
     """Grows with every change of home or members; part of the write subject."""
-    lineage: Annotated[tuple[tuple[int, int], ...], msgspec.Meta(min_length=1)]
-    """The last epochs with their bases, ending with the current one. An epoch's base is the last
-    index of the epoch before: every copy that counts has the log up to there."""
+    lineage: Annotated[tuple[Step, ...], msgspec.Meta(min_length=1)]
+    """The last epochs, ending with the current one."""
     members: Annotated[tuple[SiteText, ...], msgspec.Meta(min_length=1)]
     """The sites that keep a copy which counts, the home first."""
     settings: TopicSettings
     forgetful: bool = False
     """Whether the home may not know ids from before its epoch; see `skerry.log.recall`."""
+    segment: int = 0
+    """The number of the home's stream; see `skerry.log.segments`."""
 
     @property
     def base(self) -> int:
         """The last index of the epoch before."""
-        return self.lineage[-1][1]
+        return self.lineage[-1].base
 
     @property
     def replicas(self) -> tuple[str, ...]:
@@ -112,18 +123,23 @@ class TopicEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stream(self) -> str:
-        """The name of the topic's stream."""
-        return stream_of(self.name)
+        """The name of the topic's stream at its home. Other sites' are their own affair."""
+        return stream_of(self.name, self.segment)
+
+    def is_another(self, root: int) -> bool:
+        """Whether a log of epoch `root` is that of an earlier topic of the same name."""
+        return len(self.lineage) == 1 and 0 < root < self.epoch
 
     def fork(self, epoch: int) -> int:
         """The last index up to which the history as of an earlier `epoch` is still the topic's; 0
         if that is too long ago to tell."""
-        return 0 if epoch < self.lineage[0][0] - 1 else self.known_fork(epoch)
+        return 0 if epoch < self.lineage[0].epoch - 1 else self.known_fork(epoch)
 
     def known_fork(self, epoch: int) -> int:
         """The same as far as the lineage tells: beyond this index it is another history, and
         before it may be, if epochs that are forgotten made it so."""
-        return min((base for later, base in self.lineage if later > epoch), default=sys.maxsize)
+        forks = (s.base for s in self.lineage if s.epoch > epoch and not s.goes_on)
+        return min(forks, default=sys.maxsize)
 
 
 class CopyRecord(msgspec.Struct, frozen=True, kw_only=True):

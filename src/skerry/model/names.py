@@ -13,7 +13,8 @@ one-to-one, so that a name can be read back from a subject or a stream:
     feed delivery    f.<home>.feeds.<site>.log.<feed>     what subscribers by query listen to
     requests         q.in.<client>, q.out.<client>        of clients without the SDK, and answers
     stream           t~building~soda~410
-    reserve          r~building~soda~410        a log that was put aside; see `model/promotion.py`
+    … later segments t~building~soda~410~~1     see `skerry.log.segments`
+    tail             r~building~soda~410~~1     what a segment held beyond the history
 
 A token holds letters, digits, `_` and `-`. That leaves out what means something to the engine
 (`. * > $`), to MQTT (`+ #`), to file systems and to shells, and it leaves `~` free to join the
@@ -37,7 +38,7 @@ MAX_DEPTH = 16
 """Tokens. MQTT and NATS take more; nobody reads more."""
 
 STREAM_PREFIX = "t~"
-RESERVE_PREFIX = "r~"
+TAIL_PREFIX = "r~"
 
 OWN = ("functions", "placement", "strays")
 """First levels of topics that only Skerry makes and writes to. So are the records of feeds, see
@@ -142,28 +143,39 @@ def topic_of_subject(subject: str) -> str:
     return subject[2:].replace(".", "/")
 
 
-def stream_of(topic: str) -> str:
-    """The name of the stream that holds the log of `topic`."""
-    return STREAM_PREFIX + topic.replace("/", "~")
+def stream_of(topic: str, segment: int = 0) -> str:
+    """The name of the stream that holds the log of `topic`, or a later segment of it."""
+    name = STREAM_PREFIX + topic.replace("/", "~")
+    return f"{name}~~{segment}" if segment else name
 
 
 def topic_of_stream(stream: str) -> str | None:
-    """The topic whose log `stream` is, or None if it is not a topic's."""
+    """The topic whose log `stream` is, or None if it is not a topic's, or a later segment."""
+    found = segment_of_stream(stream)
+    return found[0] if found is not None and not found[1] else None
+
+
+def segment_of_stream(stream: str) -> tuple[str, int] | None:
+    """The topic and the number of the segment that `stream` is, or None if it is no topic's."""
     if not stream.startswith(STREAM_PREFIX):
         return None
-    return stream[len(STREAM_PREFIX) :].replace("~", "/")
-
-
-def reserve_of(topic: str) -> str:
-    """The name of the stream that a log of `topic` is put aside in."""
-    return RESERVE_PREFIX + topic.replace("/", "~")
-
-
-def topic_of_reserve(stream: str) -> str | None:
-    """The topic that `stream` is a reserve of, or None if it is no reserve."""
-    if not stream.startswith(RESERVE_PREFIX):
+    name, _, number = stream[len(STREAM_PREFIX) :].partition("~~")
+    if number and not number.isdecimal():
         return None
-    return stream[len(RESERVE_PREFIX) :].replace("~", "/")
+    return name.replace("~", "/"), int(number or 0)
+
+
+def tail_of(stream: str) -> str:
+    """The name of the stream that keeps what the segment `stream` held beyond the history."""
+    return TAIL_PREFIX + stream.removeprefix(STREAM_PREFIX)
+
+
+def topic_of_tail(stream: str) -> str | None:
+    """The topic that `stream` is a tail of, or None if it is no tail."""
+    if not stream.startswith(TAIL_PREFIX):
+        return None
+    found = segment_of_stream(STREAM_PREFIX + stream.removeprefix(TAIL_PREFIX))
+    return found[0] if found else None
 
 
 def feed_log(site: str) -> str:
@@ -233,6 +245,13 @@ def check_not_own(topic: str) -> str:
             f"Choose another name: all below {', '.join(OWN)} and feeds/<site>/about is reserved.",
         )
     return topic
+
+
+def source_bytes(site: str, topic: str, subject: str) -> int:
+    """How many bytes, at the most, the home of `topic` adds to an event that it reads from the
+    outbox of `site`, where that has this subject."""
+    names = len(outbox_subject(site, topic)) + len(stored_subject(topic))
+    return 100 + 2 * names + len(subject)
 
 
 def is_within(topic: str, parent: str) -> bool:

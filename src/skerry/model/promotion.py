@@ -10,7 +10,9 @@ two such sets share a member, so the most advanced of those asked holds every su
 
 Each member's copy has three marks, written down before they matter:
 
-- `root`: the epoch whose history the copy's events belong to: that of the home it followed last.
+- `root`: the epoch whose history the copy's events belong to: that of the home whose events it
+  took last. A copy that is pointed at another home may still store what the former one had sent, so
+  this changes only when that is over (`Copy.join`).
 - `label`: the newest epoch whose base the copy has reached while following that epoch's home. A
   copy under rebuild has label 0: it holds little, whatever its last index says.
 - `sealed`: the epoch that the copy has promised not to help any more. It follows no home of a
@@ -19,26 +21,34 @@ Each member's copy has three marks, written down before they matter:
 So `(label, last)` compares copies, as the last term and index do in Raft: a higher label has the
 whole history up to a later base.
 
-A site whose copy is not part of the history any more (a former home, or one that took events
-which the new home never had) throws it away only when `write_quorum` other members prove at least
-as much, and the home has whatever had to be salvaged. Until then it counts, frozen as it is.
+When only the members change, the home *goes on* with the same log. What its copies had of it stays
+history, also what they took beyond the base before they heard of the new epoch; and they need not
+point at it anew.
 
-Somebody who could prove it may be away. A member must not wait for that, for `quorum` may need it.
-So it puts its log aside as a *reserve* and begins a fresh copy. The reserve answers in elections,
-until the copy has reached a base and so holds all that the reserve had of the history. Were the
-site to be chosen before that, it brings the reserve back and leads with it.
+A site whose copy is not part of the history any more (a former home, or one that took events
+which the new home never had) *rolls*: it keeps what is, up to the fork, and goes on behind that as
+a copy. It counts at once, for an election never counts more of it (`elect`). What lies beyond the
+fork no quorum had; it is brought to the new home, and goes when that has it.
+
+Where a log keeps the last events of each sub-topic alone, those beyond the fork have removed others
+that are history. So its site begins anew *beside* it: a copy from the first event on. Until that
+has reached a base, the former log is kept and counts as ever (`Copy.aside`); it cannot lead.
+
+Where the fork is, the lineage tells. A copy from before all that it remembers must be rebuilt. Its
+site throws it away only when `write_quorum` other members prove at least as much. Until then it
+counts, frozen as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from skerry.model.fabric import TopicEntry
+from skerry.model.fabric import Step, TopicEntry
 
-Lineage = Sequence[tuple[int, int]]
-"""Epochs and their bases, the oldest kept first, the current one last."""
+Lineage = Sequence[Step]
+"""The epochs of a topic, the oldest kept first, the current one last."""
 
 LINEAGE_KEPT = 64
 """Epochs that a topic's entry remembers. A copy that missed more of them is rebuilt."""
@@ -53,10 +63,12 @@ class State(msgspec.Struct, frozen=True):
     root: int = 0
     young: bool = False
     """Whether its engine started so lately that it has forgotten ids which publishers remember."""
-    reserve: bool = False
-    """Whether this is told of a log that was put aside, and takes time to bring back."""
+    split: bool = False
+    """Whether the log is in several streams: it takes time until this site can lead with it."""
     count: int = 0
     """How many events the copy holds."""
+    segment: int = 0
+    """The number of the stream that this site would lead with; see `skerry.log.segments`."""
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -84,14 +96,15 @@ def elect(
     states: Iterable[State],
     preferred: Sequence[str] = (),
     barred: Iterable[str] = (),
+    avoided: Collection[str] = (),
 ) -> Decision | None:
     """Choose the home of the epoch after that of `lineage` from the members sealed for it.
 
     None: too few answered, all of them are under rebuild, or none of the best may lead. Among
-    equals one that leads without its reserve wins, then the earlier in `preferred`, then in
-    `members`; a site in `barred` counts as a witness and is not chosen. So does a forked copy, and
-    only up to its fork: were it to lead, its events beyond would become history, and the copies of
-    the epochs between, which hold others there, would not notice.
+    equals one that is not in `avoided` wins, then one whose log is in one piece, then the earlier
+    in `preferred`, then in `members`; a site in `barred` counts as a witness and is not chosen. So
+    does a forked copy, and only up to its fork: were it to lead, its events beyond would become
+    history, and the copies of the epochs between, which hold others there, would not notice.
     """
     answered = {state.site: state for state in states if state.site in members}
     if len(answered) < read_quorum(len(members)):
@@ -102,7 +115,7 @@ def elect(
         last = state.last
         if is_forked(state.root, last, lineage):
             out.add(state.site)
-            last = min([last, *(base for epoch, base in lineage if epoch > state.root)])
+            last = fork_of(state.root, last, lineage)
         rank[state.site] = (state.label, last)
     best = max(rank.values())
     able = [site for site in rank if rank[site] == best and site not in out]
@@ -111,9 +124,9 @@ def elect(
     if not able:
         return None
     order = [*preferred, *members]
-    home = min(able, key=lambda site: (answered[site].reserve, order.index(site)))
+    home = min(able, key=lambda s: (s in avoided, answered[s].split, order.index(s)))
     others = tuple(member for member in members if member != home)
-    return Decision(home, lineage[-1][0] + 1, best[1], (home, *others))
+    return Decision(home, lineage[-1].epoch + 1, best[1], (home, *others))
 
 
 def may_stay_open(epoch: int, members: Sequence[str], sealed: Mapping[str, int]) -> bool:
@@ -172,11 +185,26 @@ def is_forked(root: int, last: int, lineage: Lineage) -> bool:
     """Whether a copy that followed epoch `root` holds events that are not part of the history:
     beyond the base of an epoch that began since. Epochs too old to be in `lineage` are not known,
     so a copy from before them counts as forked, unless it is empty."""
-    if last == 0 or root >= lineage[-1][0]:
+    if root >= lineage[-1].epoch:
         return False
-    if root < lineage[0][0] - 1:
-        return True
-    return any(last > base for epoch, base in lineage if epoch > root)
+    return is_forgotten(root, last, lineage) or fork_of(root, last, lineage) < last
+
+
+def fork_of(root: int, last: int, lineage: Lineage) -> int:
+    """The last index of a copy that followed epoch `root` which is part of the history, as far as
+    `lineage` tells."""
+    return min([last, *(s.base for s in lineage if s.epoch > root and not s.goes_on)])
+
+
+def is_unbroken(root: int, lineage: Lineage) -> bool:
+    """Whether the home of epoch `root` has gone on ever since, with the same log."""
+    since = [step for step in lineage if step.epoch > root]
+    return len(since) == lineage[-1].epoch - root and all(step.goes_on for step in since)
+
+
+def is_forgotten(root: int, last: int, lineage: Lineage) -> bool:
+    """Whether nobody remembers where a copy that followed epoch `root` left the history."""
+    return last > 0 and root < lineage[0].epoch - 1
 
 
 def confirmed(home_last: int, epoch: int, members: int, states: Iterable[State]) -> int:
@@ -193,17 +221,25 @@ def confirmed(home_last: int, epoch: int, members: int, states: Iterable[State])
 
 
 def next_epoch(
-    entry: TopicEntry, members: tuple[str, ...], base: int, young: bool = False
+    entry: TopicEntry,
+    members: tuple[str, ...],
+    base: int,
+    home: State | None = None,
+    goes_on: bool = False,
 ) -> TopicEntry:
-    """The entry of the epoch after `entry`; its home, the first of `members`, begins at `base`."""
-    lineage = (*entry.lineage, (entry.epoch + 1, base))[-LINEAGE_KEPT:]
+    """The entry of the epoch after `entry`; its home, the first of `members`, begins at `base`.
+    `home` is what that told of itself; None: it stays where it was. `goes_on`: it was the home, and
+    has lost nothing that it ever had."""
+    lineage = (*entry.lineage, Step(entry.epoch + 1, base, goes_on))[-LINEAGE_KEPT:]
     return msgspec.structs.replace(
         entry,
         home=members[0],
         epoch=entry.epoch + 1,
         members=members,
         lineage=lineage,
-        forgetful=young or (entry.forgetful and members[0] == entry.home),
+        forgetful=(home is not None and home.young)
+        or (entry.forgetful and members[0] == entry.home),
+        segment=home.segment if home else entry.segment,
     )
 
 
@@ -220,18 +256,23 @@ class Copy:
         sealed: int = 0,
         root: int = 0,
         last: int = 0,
-        reserve: State | None = None,
     ) -> None:
         self.site = site
         self.label = label
         self.sealed = sealed
         self.root = root
         self.last = last
-        self.reserve = reserve
-        """The log that was put aside when this copy was begun anew; it counts while that has
-        reached no base."""
         self.following = 0
-        """The epoch whose home this copy follows now; 0: none."""
+        """The epoch whose home this copy follows, or is about to; 0: none."""
+        self.aside: State | None = None
+        """What this site has beside the copy, and an election counts, until that has a label."""
+
+    def twin(self) -> Copy:
+        """Another one like this: to see what would become of it, before that is written down."""
+        twin = Copy(self.site, self.label, self.sealed, self.root, self.last)
+        twin.following = self.following
+        twin.aside = self.aside
+        return twin
 
     def seal(self, epoch: int) -> State | None:
         """Promise to help no epoch below `epoch`; tell how far the copy is. None: it has promised
@@ -245,52 +286,55 @@ class Copy:
 
     def state(self) -> State:
         """How far this site is, as an election counts it."""
-        if self.label == 0 and self.reserve is not None:
-            return self.reserve
-        return State(self.site, self.label, self.last, self.root)
+        return self.aside or State(self.site, self.label, self.last, self.root)
 
     def follow(self, lineage: Lineage) -> bool:
-        """Begin to follow the home of the newest epoch. False: this copy has promised a later
-        one, or must be rebuilt first."""
-        epoch, base = lineage[-1]
+        """Be about to follow the home of the newest epoch: nothing of an earlier one is to come any
+        more, but something may be under way. False: this copy has promised a later epoch, or must
+        roll first."""
+        epoch = lineage[-1].epoch
         if epoch < self.sealed or is_forked(self.root, self.last, lineage):
             return False
-        self.following = self.root = self.sealed = epoch
-        self.advance(self.last, base)
+        self.following = self.sealed = epoch
         return True
+
+    def join(self, last: int, lineage: Lineage) -> bool:
+        """What was under way is here, and the copy ends at `last`: what comes next is sent by the
+        home that it follows. False: too much was under way, and it must roll first."""
+        self.last = last
+        if is_forked(self.root, last, lineage):
+            self.following = 0
+            return False
+        self.root = self.following
+        self.advance(last, lineage[-1].base)
+        return True
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether the newest events of this copy were sent by the home that it follows."""
+        return self.following > 0 and self.root == self.following
 
     def lead(self, lineage: Lineage) -> bool:
         """Become the home of the newest epoch, or go on as such after a restart. False: this copy
         has promised a later one, or lacks what it was chosen for. It may have more, as data comes
         in after the seal. `is_forked` was asked by who chose it, perhaps with epochs that are
         forgotten by now."""
-        epoch, base = lineage[-1]
-        if epoch < self.sealed or self.needs_reserve:
+        epoch = lineage[-1].epoch
+        if epoch < self.sealed:
             return False
-        if self.root != epoch and self.last < base:
+        if self.root != epoch and self.last < lineage[-1].base:
             return False
         self.following = self.root = self.sealed = self.label = epoch
         return True
-
-    @property
-    def needs_reserve(self) -> bool:
-        """Whether this copy was chosen for its reserve, if it was chosen."""
-        return self.label == 0 and self.reserve is not None
-
-    def restore(self) -> None:
-        """The reserve is the copy again."""
-        assert self.reserve is not None
-        self.label, self.last, self.root = self.reserve.label, self.reserve.last, self.reserve.root
-        self.following = 0
-        self.reserve = None
 
     def advance(self, last: int, base: int) -> bool:
         """The copy has grown to `last` while following; `base` is that epoch's. Whether a mark
         changed."""
         self.last = last
-        if not self.following or last < base or self.label >= self.following:
+        if not self.is_joined or last < base or self.label >= self.following:
             return False
         self.label = self.following
+        self.aside = None
         return True
 
     def report(self) -> State | None:
@@ -300,14 +344,24 @@ class Copy:
             return None
         return State(self.site, self.label, self.last, self.root)
 
-    def rebuild(self, epoch: int, keep: bool = False) -> bool:
-        """Begin anew, for `epoch`; then throw the events away, or put them aside with `keep`.
-        False: this copy has promised a later epoch, and who asked for that may count on it."""
+    def roll(self, lineage: Lineage) -> int | None:
+        """Leave behind what is not part of the history: the index that the copy ends at from now
+        on. None: nobody remembers where that is, and the copy must be rebuilt."""
+        if is_forgotten(self.root, self.last, lineage):
+            return None
+        self.last = fork_of(self.root, self.last, lineage)
+        return self.last
+
+    def begin_beside(self) -> None:
+        """Begin anew, and keep what is here until the new copy has as much."""
+        self.aside = self.state()
+        self.label = self.root = self.last = self.following = 0
+
+    def rebuild(self, epoch: int) -> bool:
+        """Begin anew, for `epoch`; then throw the events away. False: this copy has promised a
+        later epoch, and who asked for that may count on it."""
         if self.sealed > epoch:
             return False
-        if keep and self.label:
-            self.reserve = State(
-                self.site, self.label, self.last, self.root, young=True, reserve=True
-            )
         self.label = self.root = self.last = self.following = 0
+        self.aside = None
         return True

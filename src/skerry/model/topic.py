@@ -60,6 +60,12 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Seconds that an event may take from any publisher to any subscriber: placement finds a home
     that keeps to it; see `docs/placement.md`. None: no bound."""
 
+    @property
+    def forgets(self) -> bool:
+        """Whether events age out."""
+        limits = (self.max_events, self.max_bytes, self.max_age, self.keep_last)
+        return any(limit is not None for limit in limits)
+
     def check(self) -> TopicSettings:
         """Return self if every value is in range; else raise `BadSetting`."""
         if not isinstance(self.replicas, int) or not 0 <= self.replicas <= MAX_REPLICAS:

@@ -58,7 +58,7 @@ class Oracle:
             self.elections += 1
         site = self.world.sites[new.home]
         self.holds(site, f"becomes home of epoch {new.epoch}")
-        self.histories[new.epoch] = site.counted[: new.base]
+        self.histories[new.epoch] = site.log[: new.base]
 
     def led(self, site: Site, entry: TopicEntry) -> None:
         """A site has become home."""
@@ -112,8 +112,8 @@ class Oracle:
 
     def holds(self, site: Site, why: str) -> None:
         """A home holds everything that was committed before."""
-        if site.counted[: len(self.committed)] != self.committed:
-            self.fail(f"{site} {why} and lacks committed events: {site.counted} / {self.committed}")
+        if site.log[: len(self.committed)] != self.committed:
+            self.fail(f"{site} {why} and lacks committed events: {site.log} / {self.committed}")
 
     # How it ends.
 
@@ -128,12 +128,12 @@ class Oracle:
             if not publisher.lost and not publisher.idle():
                 return f"{publisher} waits for {publisher.oldest}"
         for site in world.sites.values():
+            if site.tails or site.beside:
+                return f"{site} still has what it left behind"
             if site is home:
                 continue
             if site.home_of:
                 return f"{site} is still the home of epoch {site.home_of}"
-            if site.copy.reserve is not None:
-                return f"{site} still has what it put aside"
             if site.name in entry.members:
                 if site.copy.following != entry.epoch or site.copy.label != entry.epoch:
                     return f"{site} does not follow epoch {entry.epoch}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from skerry.model.fabric import TopicEntry
+from skerry.model.fabric import Step, TopicEntry
 from skerry.model.topic import Ack, TopicSettings
 from skerry.sim.clock import Clock
 from skerry.sim.faults import ACTIVE, SIZES, Faults
@@ -83,15 +83,16 @@ def build(seed: int, driver: Driver, trace: list[str] | None) -> World:
     )
     network = Network(clock, random, weather, trace)
     world = World(random, clock, network, driver)
-    world.lineage_kept = random.choice((64, 64, 64, 2))
-    world.patience = 0 if seed % 4 == 2 else 20
+    world.lineage_kept = random.choice((64, 64, 2, 1))
+    world.rolls = seed % 4 != 2
+    world.thins = seed % 4 == 3
     members = tuple("ABCDE"[: random.choice(SIZES)])
     names = "ABCDEFG"[: len(members) + random.choice((0, 0, 1, 2))]
     entry = TopicEntry(
         name="t",
         home=members[0],
         epoch=1,
-        lineage=((1, 0),),
+        lineage=(Step(1, 0),),
         members=members,
         settings=TopicSettings(),
     )

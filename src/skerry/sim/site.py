@@ -1,12 +1,13 @@
 """A site with its copy of the topic: a home, a replica, or something that was one.
 
-Durable: the log, the copy's marks, its reserve, `home_of`, the view of the entry. A crash loses
-the rest: whom it follows, who follows it, publishers' sessions, leases, how far salvage had come.
+Durable: the log, the copy's marks, what it left behind, `home_of`, the view of the entry. A crash
+loses the rest: whom it follows, who follows it, publishers' sessions, leases, how far salvage had
+come.
 
 What a site does is decided by the newest entry that it sees:
 
     it is the home       → lead, if it has promised no later epoch; else begin that epoch
-    its log is a home's  → salvage, wait for clearance or put the log aside, rebuild
+    its log is a home's  → roll: keep it up to the fork, and salvage the rest
     it is a member       → follow; if the copy is forked, do that first
     none of these        → drop the copy
 """
@@ -30,6 +31,8 @@ TICK = 50
 """Milliseconds between two looks at what is unfinished."""
 STALE = 100
 """Milliseconds without progress after which a replica opens its stream anew."""
+LATE = 12
+"""Milliseconds for which an engine may still store what a former home had sent."""
 LEASE = 250
 """Milliseconds for which a home stays frozen for somebody else's sake."""
 
@@ -42,17 +45,22 @@ class Site(Asker):
         self.log: list[Event] = []
         self.index: dict[Event, int] = {}
         self.copy = Copy(name)
-        self.kept: list[Event] = []
-        """The events of the copy's reserve."""
-        self.kept_of = 0
-        """The epoch whose home wrote the reserve; 0: it was a copy."""
+        self.tails: list[tuple[int, list[Event]]] = []
+        """What was left behind and is to be salvaged, with the index before it. The earlier in the
+        log, the earlier it was published, whenever it was left."""
         self.home_of = 0
         """The epoch whose home wrote this log; 0: the log is a copy."""
+        self.kept_of_home = 0
+        """How much of a copy is a segment that a home here wrote."""
+        self.beside: list[Event] = []
+        self.beside_end = 0
+        """What a home here wrote before the copy was begun anew, and how much of it is history."""
         self.forget()
 
     def forget(self) -> None:
         copy = self.copy
-        self.copy = Copy(self.name, copy.label, copy.sealed, copy.root, len(self.log), copy.reserve)
+        self.copy = Copy(self.name, copy.label, copy.sealed, copy.root, len(self.log))
+        self.copy.aside = copy.aside
         self.guest_of = 0
         """The epoch that this site was asked to copy without being a member."""
         self.followers: dict[str, tuple[int, Channel]] = {}
@@ -61,10 +69,10 @@ class Site(Asker):
         self.session = 0
         """The follow session; data of others is not taken."""
         self.base = 0
+        self.joining = 0
         self.opened = 0
         self.clearance: Clearance | None = None
-        self.release: Salvage | None = None
-        """What goes home before the reserve goes."""
+        self.salvage: Salvage | None = None
         self.wiping = False
         self.lease = 0
         """When a frozen home may begin the next epoch by itself."""
@@ -76,18 +84,16 @@ class Site(Asker):
     def _tick(self) -> None:
         self.after(self.world.jitter(TICK), self._tick)
         self.reconcile()
-        self._release()
+        self._salvage()
         if self.clearance:
             self.clearance.push()
-        elif not self.copy.following or self.home_of:
+        elif not self.copy.is_joined or self.home_of:
             return
         elif self.clock.now - self.opened >= STALE:
             self._open()
             self._report()
 
     def changed(self, entry: TopicEntry) -> None:
-        if self.world.driver.stop_first and self.copy.sealed < entry.epoch:
-            self.copy.seal(entry.epoch)
         self.reconcile()
 
     def reconcile(self) -> None:
@@ -95,13 +101,20 @@ class Site(Asker):
         entry = self.view.entry
         if entry is None or self.wiping:
             return
+        if (aside := self.copy.aside) is not None:
+            end = promotion.fork_of(aside.root, aside.last, entry.lineage)
+            self.beside_end = min(self.beside_end, end)
+        else:
+            self._leave_beside()
         if entry.home == self.name:
             self._lead(entry)
         elif self.home_of:
-            self._clear(entry)
+            self._roll(entry)
         elif self.name in entry.members or self.guest_of == entry.epoch:
             self._follow(entry)
         elif self.copy.root < entry.epoch or not self.world.driver.guests_stay:
+            self.copy.aside = None  # what is no member's counts for nothing
+            self._leave_beside()
             self.rebuild(entry)
 
     # Home.
@@ -123,8 +136,6 @@ class Site(Asker):
         if self.copy.sealed > entry.epoch:
             self._begin_next(entry)
             return
-        if self.copy.needs_reserve:
-            self._restore()
         if self.home_of != entry.epoch:
             self.world.oracle.led(self, entry)
         self.clearance = None
@@ -134,19 +145,6 @@ class Site(Asker):
         self.followers.clear()
         self.sessions.clear()
         self.lease = 0
-
-    def _restore(self) -> None:
-        """Have the reserve as the log again."""
-        self.log = self.kept
-        self.kept = []
-        self.home_of = self.kept_of
-        self.index = {event: place for place, event in enumerate(self.log, 1)}
-        self.copy.restore()
-
-    @property
-    def counted(self) -> list[Event]:
-        """The log that an election counts."""
-        return self.kept if self.copy.needs_reserve else self.log
 
     def _begin_next(self, entry: TopicEntry) -> None:
         """This site is home and has promised the next epoch: begin it, unless somebody else may
@@ -236,12 +234,24 @@ class Site(Asker):
         if self.copy.follow(entry.lineage):
             self.clearance = None
             self.base = entry.base
-            self._open()
-            self._report()
+            self.joining = self.world.fresh()
+            if not self.world.driver.join_when_over:
+                self.copy.join(len(self.log), entry.lineage)
+            self.after(self.world.jitter(LATE), self._join, entry, self.joining)
         elif self.copy.sealed > entry.epoch:
             self._stuck(entry)
         else:
-            self._clear(entry)
+            self._roll(entry)
+
+    def _join(self, entry: TopicEntry, joining: int) -> None:
+        """The engine asks where to read: all that was under way is stored."""
+        if joining != self.joining or self.copy.following != entry.epoch or self.home_of:
+            return
+        if self.copy.is_joined or self.copy.join(len(self.log), entry.lineage):
+            self._open()
+            self._report()
+        else:
+            self._roll(entry)
 
     def _stuck(self, entry: TopicEntry) -> None:
         if self.world.driver.unstick:
@@ -305,52 +315,93 @@ class Site(Asker):
 
     # Leaving a history.
 
-    def _release(self) -> None:
-        """The reserve is of no use once the copy has reached a base, or the site is no member any
-        more; what only a former home had beyond the fork goes to the home first."""
+    def _roll(self, entry: TopicEntry) -> None:
+        """Keep the log up to the fork, and go on behind that."""
+        self.copy.last = len(self.log)
+        rolled = self.copy.twin()
+        end = rolled.roll(entry.lineage) if self.world.rolls else None
+        if end is None:
+            self._clear(entry)
+            return
+        if self.world.thins and end < len(self.log):
+            if self.copy.aside is None:
+                self._leave_beside()
+                self.beside, self.beside_end = self.log[: self.written], end
+            self.copy.begin_beside()
+            if not self.world.driver.aside_counts:
+                self.copy.aside = None
+            end = 0
+        else:
+            self._leave(end, self.log[end : self.written])
+            self.copy = rolled
+        tail = self.log[end:]
+        self.kept_of_home = min(end, self.written)
+        self.world.network.note(f"{self} rolls at {end} and leaves {tail}")
+        del self.log[end:]
+        for event in tail:
+            del self.index[event]
+        self.home_of = self.session = 0
+        self.copy.following = 0
+        self.clearance = None
+        self.reconcile()
+
+    @property
+    def written(self) -> int:
+        """Up to which index the log is as a home here wrote it, with the conditions that a copy
+        lacks. What lies beyond came from another home, which brings it itself."""
+        return len(self.log) if self.home_of else min(self.kept_of_home, len(self.log))
+
+    def _leave(self, end: int, tail: list[Event]) -> None:
+        """Put aside what may be no part of the history."""
+        if tail and self.world.driver.salvage and (end, tail) not in self.tails:
+            self.tails.append((end, tail))
+            self.tails.sort(key=lambda tail: tail[0])
+            self.salvage = None
+
+    def _leave_beside(self) -> None:
+        """The copy that was begun anew has as much as what lay beside it."""
+        self._leave(self.beside_end, self.beside[self.beside_end :])
+        self.beside = []
+
+    def _salvage(self) -> None:
+        """What was left behind goes home, the oldest first."""
         entry = self.view.entry
-        if entry is None or self.copy.reserve is None:
+        if entry is None or not self.tails:
             return
-        if not self.copy.label and self.name in entry.members:
-            return
-        if self.release is None or self.release.epoch != entry.epoch:
-            self.release = Salvage(self, entry, self.kept, self.kept_of)
-        self.release.push()
-        if self.release.is_done or not self.world.driver.release_salvages:
-            self.kept = []
-            self.copy.reserve = self.release = None
+        if self.salvage is None or self.salvage.epoch != entry.epoch:
+            self.salvage = Salvage(self, entry, self.tails[0][1])
+        self.salvage.push()
 
     def _clear(self, entry: TopicEntry) -> None:
-        if self.copy.reserve is not None and self.copy.label:
-            return  # one at a time
         if self.clearance is None or self.clearance.epoch != entry.epoch:
             self.clearance = Clearance(self, entry)
+            self._leave(0, self.log[: self.written])
             self.clearance.push()
 
     def on_salvaged(self, token: int, place: int) -> None:
         """The new home holds an event that was sent to it."""
-        for work in (self.clearance, self.release):
-            if work and work.token == token:
-                work.salvaged(place)
+        if self.salvage and self.salvage.token == token:
+            self.salvage.salvaged(place)
+        if self.salvage and self.salvage.is_done:
+            self.tails.pop(0)
+            self.salvage = None
 
     def on_state(self, token: int, state: State) -> None:
         """Another member tells how far it is."""
         if self.clearance and self.clearance.token == token and self.clearance.told(state):
+            self._leave(0, self.log[: self.written])
             self.rebuild(self.clearance.entry)
 
-    def rebuild(self, entry: TopicEntry, keep: bool = False) -> None:
-        """Throw the copy away, or put it aside with `keep`, and begin anew. The marks go first: a
-        crash in between must leave a copy that claims nothing, not one that claims what is gone."""
+    def rebuild(self, entry: TopicEntry) -> None:
+        """Throw the copy away and begin anew. The marks go first: a crash in between must leave a
+        copy that claims nothing, not one that claims what is gone."""
         if self.wiping or not (self.log or self.copy.root or self.home_of):
             return
         label, root = self.copy.label, self.copy.root
-        if not self.copy.rebuild(entry.epoch, keep):
+        if not self.copy.rebuild(entry.epoch):
             self._stuck(entry)
             return
-        if keep and label:
-            self.kept = list(self.log)
-            self.kept_of = self.home_of
-        self.world.network.note(f"{self} {'puts aside' if keep else 'discards'} {self.log}")
+        self.world.network.note(f"{self} discards {self.log}")
         self.clearance = None
         self.wiping = True
         if not self.world.driver.marks_first:
@@ -364,7 +415,7 @@ class Site(Asker):
         self.reconcile()
 
     def _empty(self) -> None:
-        self.home_of = 0
+        self.home_of = self.kept_of_home = 0
         self.log.clear()
         self.index.clear()
         self.copy.label = self.copy.root = self.copy.last = 0

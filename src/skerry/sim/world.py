@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, ParamSpec
 
 import msgspec
 
-from skerry.model.fabric import TopicEntry
+from skerry.model.fabric import Step, TopicEntry
 from skerry.model.promotion import State
 from skerry.sim.clock import Clock
 from skerry.sim.network import Network
@@ -43,20 +43,17 @@ class Driver:
     freeze_is_a_promise: bool = True
     """A home that freezes seals itself durably for the next epoch: it takes events again only
     under that one, even after a crash."""
-    stop_first: bool = True
-    """A site that sees a newer epoch stops to lead or help the older one before anything else."""
+    join_when_over: bool = True
+    """A copy that is pointed at another home belongs to that one's history only when all is stored
+    that the former one had sent."""
     data_of_this_session: bool = True
     """A copy takes data only from the follow session that it opened last."""
     no_gaps: bool = True
     """A home takes an event of a publisher's session only directly after the one before it."""
     guests_stay: bool = True
     """A site that is no member drops its copy only for an epoch newer than the copy's root."""
-    fork_is_smallest: bool = True
-    """A former home salvages from the smallest base above its own epoch, not from the newest."""
     salvage: bool = True
-    """A former home sends what the new home lacks before it discards."""
-    release_salvages: bool = True
-    """It does so again before its reserve goes: the fork may be lower by then."""
+    """A copy that rolls sends what lies beyond the fork to the new home."""
     cut_over_by_label: bool = True
     """A planned move counts only copies whose label is the frozen epoch."""
     marks_first: bool = True
@@ -65,6 +62,8 @@ class Driver:
     """A publisher counts reports of members only, not of guests."""
     acks_of_this_session: bool = True
     """A publisher takes acknowledgements only of the session that it opened last."""
+    aside_counts: bool = True
+    """What a site has beside a copy that it begins anew counts until that has reached a base."""
     unstick: bool = True
     """A member that promised an epoch which never came tells the home, which begins it."""
 
@@ -84,8 +83,11 @@ class World:
         self.leaders: list[Leader] = []
         self.publishers: dict[str, Publisher] = {}
         self.lineage_kept = 64
-        self.patience = 0
-        """How often members are asked for proof before a log is put aside."""
+        self.rolls = True
+        """Whether sites roll where they can. In some worlds none does: all are rebuilt, as those
+        whose fork is forgotten."""
+        self.thins = False
+        """Whether events remove others before them, so that a forked log is begun anew."""
         self._fresh = 0
 
     def fresh(self) -> int:
@@ -105,7 +107,7 @@ class World:
         self, entry: TopicEntry, home: str, members: tuple[str, ...], base: int
     ) -> TopicEntry:
         """The entry of the epoch after `entry`."""
-        lineage = (*entry.lineage, (entry.epoch + 1, base))[-self.lineage_kept :]
+        lineage = (*entry.lineage, Step(entry.epoch + 1, base))[-self.lineage_kept :]
         ordered = (home, *(member for member in members if member != home))
         return msgspec.structs.replace(
             entry, home=home, epoch=entry.epoch + 1, lineage=lineage, members=ordered

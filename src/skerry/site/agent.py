@@ -49,8 +49,8 @@ from skerry.model.names import (
     feed_records,
     is_feed_records,
     plain_subject,
+    segment_of_stream,
     stream_of,
-    topic_of_stream,
 )
 from skerry.model.records import ASIDE
 from skerry.model.topic import Topic, TopicSettings
@@ -256,6 +256,7 @@ class Site:
         self._strays = Strays(places, jetstream, lambda: self._connect_again("strays"))
         if self.fabric is not None:
             self.fabric.outbox.on_stray = self._strays.take
+            self.fabric.outbox.on_large = self._strays.take_large
         self.functions = Functions(
             places,
             self._control,
@@ -467,7 +468,8 @@ class Site:
             stored = self._folder.stored_streams()
             lost = stored.keys() - {info["config"]["name"] for info in streams}
             if lost:
-                names = ", ".join(sorted(topic_of_stream(name) or name for name in lost))
+                found = {stream: segment_of_stream(stream) for stream in lost}
+                names = ", ".join(sorted({one[0] if one else name for name, one in found.items()}))
                 where = ", ".join(str(stored[name]) for name in sorted(lost))
                 raise FolderCorrupt(
                     f"the engine could not recover {names}: {where} is damaged",

@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import sys
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -30,18 +31,20 @@ import msgspec
 from skerry.engine.jetstream import JetStream, error_of
 from skerry.engine.link import Down
 from skerry.engine.wire import Connection
-from skerry.errors import SkerryError
+from skerry.errors import EventTooLarge, SkerryError
 from skerry.fabric.streams import OUTBOX
 from skerry.fabric.tasks import Tasks
 from skerry.functions.places import Places
+from skerry.log.segments import Moved, last_index, look, segment_at
 from skerry.model.event import parse_headers
+from skerry.model.fabric import TopicEntry
 from skerry.model.names import (
     outbox_subject,
     plain_subject,
+    source_bytes,
     stored_subject,
     stray_topic,
     strays_of,
-    stream_of,
     topic_of_subject,
     write_subject,
 )
@@ -102,16 +105,18 @@ class Strays:
 
     async def kept(self) -> tuple[int, int, str]:
         """How many there ever were, how many are kept now, and the topic of the last."""
-        info = await self._jetstream.stream(stream_of(self.topic))
-        if info is None or not info["state"]["messages"]:
-            return 0 if info is None else int(info["state"]["last_seq"]), 0, ""
+        kept = await look(self._jetstream, self.topic)
+        if kept is None or not kept.events:
+            return 0 if kept is None else kept.last, 0, ""
         name = ""
-        with contextlib.suppress(SkerryError):
-            body = {"last_by_subj": stored_subject(f"{self.topic}/>")}
-            found = await self._direct_get(stream_of(self.topic), body)
+        with contextlib.suppress(SkerryError, Moved):
+            subject = stored_subject(f"{self.topic}/>")
+            index = await last_index(self._jetstream, kept.chain, subject)
+            stream = segment_at(kept.chain, index).stream
+            found = await self._direct_get(stream, {"seq": index})
             if found is not None:
                 name = topic_of_subject(found[0]["Nats-Subject"]).removeprefix(f"{self.topic}/")
-        return int(info["state"]["last_seq"]), int(info["state"]["messages"]), name
+        return kept.last, kept.events, name
 
     # At a site that stands alone
 
@@ -208,15 +213,48 @@ class Strays:
             found = await self._direct_get(OUTBOX, {"next_by_subj": subject, "seq": place + 1})
             if found is None:
                 return
-            headers, head, data = found
-            place = int(headers["Nats-Sequence"])
-            if headers["Nats-Subject"] != subject:  # it is a pattern, which somebody published to
-                continue
-            head = _own_head(head, f"Nats-Msg-Id:stray-{place}\r\n".encode())
-            reply = await self._jetstream.ask(to, data, head)
-            if error := error_of(msgspec.json.decode(reply.data)):
-                raise error
-            await self._jetstream.call(f"STREAM.MSG.DELETE.{OUTBOX}", {"seq": place})
+            place = int(found[0]["Nats-Sequence"])
+            if found[0]["Nats-Subject"] == subject:  # else that is a pattern, published to
+                await self._keep(to, *found)
+
+    async def take_large(self, entry: TopicEntry, index: int) -> None:
+        """Keep the first event that the outbox holds for a topic behind `index`, if the topic does
+        not take it: it would hold up all behind it for ever."""
+        subject = outbox_subject(self._site, entry.name)
+        firsts = [
+            await self._direct_get(OUTBOX, {"next_by_subj": one, "seq": index + 1})
+            for one in (subject, f"{subject}.>")
+        ]
+        there = [found for found in firsts if found is not None]
+        if not there:
+            return
+        headers, head, data = min(there, key=lambda found: int(found[0]["Nats-Sequence"]))
+        size = len(_own_head(head)) + len(data)
+        added = source_bytes(self._site, entry.name, headers["Nats-Subject"])
+        if size + added <= (entry.settings.max_event_bytes or sys.maxsize):
+            return
+        await self._make()
+        topic = headers["Nats-Subject"].removeprefix(f"o.{self._site}.").replace(".", "/")
+        log.warning(
+            "an event for %s has %d bytes, more than its topic takes; `skerry read %s` shows it",
+            topic, len(data), self.topic,
+        )  # fmt: skip
+        await self._keep(
+            outbox_subject(self._site, stray_topic(self._site, topic)), headers, head, data
+        )
+
+    async def _keep(self, to: str, headers: dict[str, str], head: bytes, data: bytes) -> None:
+        """Move an event within the outbox."""
+        place = int(headers["Nats-Sequence"])
+        head = _own_head(head, f"Nats-Msg-Id:stray-{place}\r\n".encode())
+        reply = await self._jetstream.ask(to, data, head)
+        error = error_of(msgspec.json.decode(reply.data))
+        if isinstance(error, EventTooLarge):  # with the id it is; what it says comes first
+            reply = await self._jetstream.ask(to, data)
+            error = error_of(msgspec.json.decode(reply.data))
+        if error is not None:
+            raise error
+        await self._jetstream.call(f"STREAM.MSG.DELETE.{OUTBOX}", {"seq": place})
 
     # Both
 

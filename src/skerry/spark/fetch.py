@@ -4,7 +4,8 @@ It runs in Spark's Python workers, where there is nothing to do besides. The eng
 asked for through a throw-away consumer without acknowledgements; at most two requests are open, so
 that a slow job slows nobody and the engine holds little for it. When the connection is lost or the
 engine restarts, a new consumer goes on behind the last event taken: each event comes once, and
-in order.
+in order. A range that lies in several segments of the log (`skerry.log.segments`) is read from one
+after the other.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from skerry.engine.jetstream import STREAM_NOT_FOUND
 from skerry.engine.lines import Frame
 from skerry.engine.link import denied
 from skerry.errors import AccessDenied, AgedOut, SkerryError, Unavailable
+from skerry.log.segments import Chain, Extent, Info, Segment, chain_of, segment_at
 from skerry.log.topics import unknown_topic
 from skerry.model.event import status_of
 from skerry.model.names import inbox_of, stream_of
@@ -196,7 +198,7 @@ class Fetch:
     def __init__(self, addresses: Sequence[Address], range: Range, timeout: float = 30.0) -> None:
         self._addresses = list(addresses)
         self._range = range
-        self._stream = stream_of(range.topic)
+        self._signpost = stream_of(range.topic)
         self._timeout = timeout
         self._next = range.first
         self._deadline = 0.0
@@ -212,7 +214,7 @@ class Fetch:
                     for piece in self._read(wire):
                         yield piece
                         wait, self._deadline = 0.02, time.monotonic() + self._timeout
-                return
+                continue
             except ssl.SSLCertVerificationError as error:
                 raise AccessDenied(f"the engine's certificate is not trusted: {error}") from None
             except (Lost, OSError) as error:
@@ -226,10 +228,14 @@ class Fetch:
             wait = min(wait * 2, 1.0)
 
     def _read(self, wire: Socket) -> Iterator[tuple[bytes, Frames]]:
+        """Read what one segment holds. The next one is read on another connection: on this one
+        something that lies beyond the end may still be under way."""
         wanted = self._range
-        self._settle(wire)
+        chain = self._settle(wire)
         if self._next > wanted.last:
             return
+        segment = segment_at(chain, self._next)
+        stream = segment.stream
         consumer = f"spark-{secrets.token_hex(8)}"
         config: dict[str, Any] = {
             "name": consumer, "deliver_policy": "by_start_sequence", "opt_start_seq": self._next,
@@ -238,22 +244,26 @@ class Fetch:
         }  # fmt: skip
         if wanted.subjects:
             config["filter_subjects"] = list(wanted.subjects)
-        name = f"CONSUMER.CREATE.{self._stream}.{consumer}"
-        status, answer = wire.ask(
-            f"$JS.API.{name}", {"stream_name": self._stream, "config": config}
-        )
+        name = f"CONSUMER.CREATE.{stream}.{consumer}"
+        status, answer = wire.ask(f"$JS.API.{name}", {"stream_name": stream, "config": config})
         if status or "error" in answer:
             raise Lost(f"the engine made no consumer: {answer.get('error', status)}")
+        if segment not in self._chain(wire):
+            raise Lost("the log was changed")  # if it is later, the engine tells
         if answer.get("num_pending", 0):
-            yield from self._pull(wire, consumer)
+            yield from self._pull(wire, segment, consumer)
         with contextlib.suppress(OSError):
-            wire.publish(
-                f"$JS.API.CONSUMER.DELETE.{self._stream}.{consumer}", wire.inbox + ".d", b""
-            )
+            wire.publish(f"$JS.API.CONSUMER.DELETE.{stream}.{consumer}", wire.inbox + ".d", b"")
+        if segment.last < wanted.last:
+            self._end_segment(wire, segment)
+        else:
+            self._next = wanted.last + 1
 
-    def _pull(self, wire: Socket, consumer: str) -> Iterator[tuple[bytes, Frames]]:
-        last = self._range.last
-        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{consumer}"
+    def _pull(
+        self, wire: Socket, segment: Segment, consumer: str
+    ) -> Iterator[tuple[bytes, Frames]]:
+        last = min(self._range.last, segment.last)
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{segment.stream}.{consumer}"
         requests: deque[list[int]] = deque()
         number = 0
         while True:
@@ -286,20 +296,18 @@ class Fetch:
                 ended = int(other.subject.rpartition(b".")[2])
                 requests = deque(request for request in requests if request[0] != ended)
 
-    def _settle(self, wire: Socket) -> None:
+    def _settle(self, wire: Socket) -> Chain:
         """Wait until the log at this site is there and has the whole range; check its start."""
         wanted = self._range
         while True:
-            _, info = wire.ask(f"$JS.API.STREAM.INFO.{self._stream}")
-            if "error" in info:
-                if info["error"].get("err_code") != STREAM_NOT_FOUND:
-                    raise Lost(str(info["error"].get("description")))
+            log = self._look(wire)
+            if log is None:
                 if not wanted.in_fabric:
                     raise unknown_topic(wanted.topic)
                 self._want(wire)
-            elif "state" in info and info["state"]["last_seq"] >= wanted.last:
-                self._check_start(max(info["state"]["first_seq"], 1), self._next)
-                return
+            elif log.last >= wanted.last:
+                self._check_start(log.first, self._next)
+                return log.chain
             if time.monotonic() > self._deadline:
                 raise Unavailable(
                     f"the copy of {wanted.topic} at site {wire.address.site} does not come to "
@@ -308,6 +316,34 @@ class Fetch:
                     "home lose events that no replica had?",
                 )
             time.sleep(0.05)
+
+    def _look(self, wire: Socket) -> Extent | None:
+        """What the log at this site holds; None: there is none."""
+        signpost = self._info(wire, self._signpost)
+        if signpost is None:
+            return None
+        chain = chain_of(self._range.topic, signpost)
+        infos = []
+        for stream in (segment.stream for segment in chain):
+            info = signpost if stream == self._signpost else self._info(wire, stream)
+            if info is None:
+                raise Lost("the log was changed")
+            infos.append(info)
+        return Extent(chain, tuple(infos))
+
+    def _chain(self, wire: Socket) -> Chain:
+        signpost = self._info(wire, self._signpost)
+        return () if signpost is None else chain_of(self._range.topic, signpost)
+
+    def _info(self, wire: Socket, stream: str) -> Info | None:
+        _, info = wire.ask(f"$JS.API.STREAM.INFO.{stream}")
+        if "state" in info:
+            found: Info = info
+            return found
+        error = info.get("error", {})
+        if error.get("err_code") != STREAM_NOT_FOUND:
+            raise Lost(str(error.get("description")))
+        return None
 
     def _want(self, wire: Socket) -> None:
         site = wire.address.site
@@ -328,16 +364,27 @@ class Fetch:
         they were read; the log's first index tells which."""
         if self._range.subjects or int(frames.indexes[-1]) == self._next + len(frames.indexes) - 1:
             return
-        with contextlib.closing(Socket([wire.address], self._timeout)) as second:
-            _, info = second.ask(f"$JS.API.STREAM.INFO.{self._stream}")
-        if "state" not in info:
-            raise Lost("the log is gone")
         expected = self._next
         for index in frames.indexes.tolist():
             if index != expected:
-                self._check_start(max(info["state"]["first_seq"], 1), expected)
+                self._check_first(wire, expected)
                 return
             expected += 1
+
+    def _end_segment(self, wire: Socket, segment: Segment) -> None:
+        """A frozen segment has nothing more: go on behind it."""
+        if segment not in self._chain(wire):
+            raise Lost("the log was changed")  # it was emptied, and another holds what it had
+        if self._next <= segment.last and not self._range.subjects:
+            self._check_first(wire, self._next)
+        self._next = max(self._next, segment.last + 1)
+
+    def _check_first(self, wire: Socket, needed: int) -> None:
+        with contextlib.closing(Socket([wire.address], self._timeout)) as second:
+            log = self._look(second)
+        if log is None:
+            raise Lost("the log is gone")
+        self._check_start(log.first, needed)
 
 
 def aged_out(topic: str, needed: int, first: int) -> AgedOut:

@@ -16,7 +16,7 @@ import secrets
 import threading
 import time
 from collections.abc import Coroutine, Iterable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -31,10 +31,10 @@ from skerry.engine.wire import Connection
 from skerry.errors import SkerryError, UnknownTopic
 from skerry.log.read import Reader
 from skerry.log.route import Routes
+from skerry.log.segments import Moved, index_since, look, look_at_chain
 from skerry.model.control import ProgressReport, ProgressRequest
-from skerry.model.event import parse_headers
-from skerry.model.fabric import TopicEntry
-from skerry.model.names import stored_subject, stream_of, topic_of_stream
+from skerry.model.fabric import Step, TopicEntry
+from skerry.model.names import stream_of, topic_of_stream
 from skerry.model.pattern import Pattern
 from skerry.model.promotion import State, confirmed
 from skerry.model.records import read
@@ -57,7 +57,7 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
     """0 outside a fabric."""
     since: str
     """Outside a fabric, when the log was made; it tells one that was deleted and made anew."""
-    lineage: tuple[tuple[int, int], ...]
+    lineage: tuple[Step, ...]
     first: int
     last: int
     """The last index that may be read: what a quorum holds."""
@@ -173,25 +173,24 @@ class Logs:
         if entry is not None:
             with contextlib.suppress(UnknownTopic):
                 await self._reader.owner(topic)  # has the site keep a copy
-        info = await self._jetstream.stream(stream_of(topic))
-        if info is None and entry is not None:
+        found = await look(self._jetstream, topic)
+        if found is None and entry is not None:
             await self._routes.want(topic, now=True)
             return AWAY
-        if info is None:
+        if found is None:
             return None
-        state = info["state"]
-        last = int(state["last_seq"])
+        last = found.last
         if entry is not None and len(entry.members) > 1:
             last = await self._confirmed(entry, last)
         return Log(
             topic=topic,
             epoch=entry.epoch if entry else 0,
-            since="" if entry else info["created"],
+            since="" if entry else found.infos[0]["created"],
             lineage=tuple(entry.lineage) if entry else (),
-            first=max(int(state["first_seq"]), 1),
+            first=found.first,
             last=last,
-            events=int(state["messages"]),
-            bytes=int(state["bytes"]),
+            events=found.events,
+            bytes=found.bytes,
         )
 
     async def _confirmed(self, entry: TopicEntry, last: int) -> int:
@@ -235,15 +234,10 @@ class Logs:
             states[report.site] = State(report.site, report.epoch, report.last)
 
     async def _index_at(self, topic: str, when: datetime) -> int:
-        text = when.astimezone(UTC).isoformat().replace("+00:00", "Z")
-        reply = await self._jetstream.ask(
-            f"$JS.API.DIRECT.GET.{stream_of(topic)}",
-            msgspec.json.encode(
-                {"next_by_subj": f"{stored_subject(topic).partition('.')[0]}.>", "start_time": text}
-            ),
-            recovering=False,
-        )
-        if not reply.status:
-            return int(parse_headers(reply.head)["Nats-Sequence"])
+        chain = await look_at_chain(self._jetstream, topic)
+        with contextlib.suppress(Moved):
+            index = await index_since(self._jetstream, chain or (), when)
+            if index is not None:
+                return index
         log = await self._look(topic)
         return log.last + 1 if isinstance(log, Log) else 1

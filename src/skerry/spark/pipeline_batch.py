@@ -61,12 +61,11 @@ def _written(client: SyncClient, pipeline: Pipeline, sink: SinkOptions, batch: i
         own = f"{topic.name}/"
         if not (own.startswith(name) or name.startswith(own)):
             continue
-        home = topic.home if topic.epoch else ""
         start = {"seq": 1}
         if began is not None:
             start = Attempt(again=True, began=began).start(topic.name, None)
         try:
-            ids = stored_ids(sink.addresses(), home, topic.name, prefix(query, batch), start)
+            ids = stored_ids(sink.addresses(), topic.name, prefix(query, batch), start)
         except (Lost, OSError) as error:
             raise Unavailable(
                 f"the home of {topic.name} could not be asked what it has of batch {batch} "

@@ -27,9 +27,10 @@ from typing import Any
 import msgspec
 
 from skerry.config import DUPLICATE_WINDOW
+from skerry.directory.store import PREFIX, STREAM
 from skerry.engine.address import Address
 from skerry.model.event import ID_HEADER, parse_headers, status_of
-from skerry.model.fabric import TopicEntry
+from skerry.model.fabric import TopicEntry, topic_key
 from skerry.model.names import stream_of
 from skerry.spark.fetch import SILENCE, Lost, Socket
 
@@ -174,17 +175,24 @@ def _read(checkpoint: str, name: str) -> bytes:
 
 
 def stored_ids(
-    addresses: list[Address], home: str, topic: str, prefix: str, start: dict[str, Any]
+    addresses: list[Address], topic: str, prefix: str, start: dict[str, Any]
 ) -> set[str]:
     """The ids that begin with `prefix` of all events that `topic` has from `start` on, as its home
     has them. Raises `Lost` or `OSError` if that cannot be read now."""
     with contextlib.closing(Socket(addresses, SILENCE)) as wire:
-        return _scan(wire, home, topic, prefix, start)
+        return _scan(wire, topic, prefix, start)
 
 
-def _scan(wire: Socket, home: str, topic: str, prefix: str, start: dict[str, Any]) -> set[str]:
-    api = f"$JS.{home}.API" if home else "$JS.API"
-    subject = f"{api}.DIRECT.GET.{stream_of(topic)}"
+def _scan(wire: Socket, topic: str, prefix: str, start: dict[str, Any]) -> set[str]:
+    subject = f"$JS.API.DIRECT.GET.{stream_of(topic)}"
+    key = {"last_by_subj": PREFIX + topic_key(topic)}
+    status, entry = wire.ask(f"$JS.API.DIRECT.GET.{STREAM}", key)
+    if entry and not status:  # in a fabric
+        try:
+            at = msgspec.convert(entry, TopicEntry)
+        except msgspec.ValidationError as error:
+            raise Lost(f"where {topic} lives cannot be read ({error})") from None
+        subject = f"$JS.{at.home}.API.DIRECT.GET.{at.stream}"
     found: set[str] = set()
     ask = {**start, "batch": BATCH}
     while True:

@@ -271,12 +271,9 @@ class _Task:
         deadline = time.monotonic() + self._options.timeout
         while True:
             entry = await self._routes.find(owner)
-            home = entry.home if entry is not None else ""
             start = self._attempt.start(owner, entry)
             try:
-                return await asyncio.to_thread(
-                    stored_ids, self._addresses, home, owner, self._job, start
-                )
+                return await asyncio.to_thread(stored_ids, self._addresses, owner, self._job, start)
             except (Lost, OSError) as error:
                 if time.monotonic() > deadline:
                     raise Unavailable(

@@ -1,0 +1,254 @@
+"""Putting the segments of a log in order, after a roll: cut, bring home, weld.
+
+Theory of operation. A roll leaves a log in several streams, so that it costs nothing but the tail.
+What follows happens in the background, while the active segment takes what the home sends:
+
+1. *Tell.* Who reads a frozen segment is told to look again.
+2. *Cut.* What segments hold beyond the history is put aside, and brought home
+   (`skerry.fabric.tails`).
+3. *Weld.* All segments are copied into one stream, at the same engine, without the network: a
+   mirror that is sent one after the other by the relay. When it has come to the end, the active
+   segment is stopped, the last events follow, and the new stream takes its place. Its engine asks
+   where to read at most every two seconds, so this waits until it may do so at once: the copy
+   pauses for some milliseconds.
+
+A home is one stream: the engine compares what is published on a condition with what that one holds,
+and finds there how far it has read outboxes. So a site that is elected while its log is split
+welds first, from what it has. `promotion.elect` prefers others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import Awaitable, Callable
+
+from skerry.engine.jetstream import JetStream
+from skerry.engine.link import Down
+from skerry.errors import FabricError, SkerryError
+from skerry.fabric.durables import Durables
+from skerry.fabric.logs import AT_ONCE, Logs
+from skerry.fabric.relay import Relay
+from skerry.fabric.streams import FIRST, Local, weld_config
+from skerry.fabric.tails import Tails
+from skerry.fabric.tasks import Tasks
+from skerry.model.fabric import TopicEntry
+from skerry.model.names import stream_of
+
+log = logging.getLogger("skerry.fabric")
+
+AGAIN = 0.25
+AGAIN_MOST = 10.0
+"""Seconds after which something that failed is tried again, at first and at the most."""
+LOOK = 0.02
+"""Seconds between two looks at a stream that takes in others."""
+STANDSTILL = 10.0
+"""Seconds after which taking in others, without getting on, is given up."""
+LAST_EVENTS = 0.5
+"""Seconds that the last events may take once the active segment is stopped."""
+
+
+class Mending:
+    """Of the logs of one site. `settle` makes a log what its entry says, once it is welded."""
+
+    def __init__(
+        self,
+        jetstream: JetStream,
+        logs: Logs,
+        relay: Relay,
+        tails: Tails,
+        durables: Durables,
+        settle: Callable[[TopicEntry], Awaitable[None]],
+    ) -> None:
+        self._jetstream = jetstream
+        self._logs = logs
+        self._relay = relay
+        self._tails = tails
+        self._durables = durables
+        self._settle = settle
+        self._parts: dict[str, list[tuple[str, int]]] = {}
+        """What streams take in: the segments, and the newest event of each."""
+        self._seen: dict[str, tuple[object, ...]] = {}
+        self._news: dict[str, asyncio.Event] = {}
+        """Of logs that are put in order: what they were when that was looked at, and whether they
+        are another by now."""
+        self._tasks = Tasks("putting segments in order")
+
+    async def close(self) -> None:
+        """Stop; it begins anew when the log is settled."""
+        await self._tasks.close()
+
+    def begin(self, local: Local) -> None:
+        """Put a log in order, if it is not. If that is under way, and waits, it goes on at once
+        should the log be another one than it was."""
+        if not (local.is_split or local.ends):
+            return
+        if not local.is_mending:
+            self._news[local.name] = asyncio.Event()
+            local.mending = self._tasks.spawn(self._run(local))
+        elif self._seen.get(local.name) != self._look(local):
+            self._news[local.name].set()
+
+    def _look(self, local: Local) -> tuple[object, ...]:
+        entry = self._logs.entry(local.name)
+        is_aside = local.copy.aside is not None
+        return (local.stream, local.kind, is_aside, entry.epoch if entry else 0)
+
+    async def _run(self, local: Local) -> None:
+        wait = AGAIN
+        told: list[tuple[int, int]] = []
+        while (local.is_split or local.ends) and local.kind:
+            entry = self._logs.entry(local.name)
+            if entry is None:
+                return
+            self._seen[local.name] = self._look(local)
+            try:
+                if told != local.places:
+                    await self._durables.roll(local.name, local.frozen, local.chain)
+                    told = local.places
+                if local.copy.aside is None:
+                    await self._tails.cut(local)
+                    self._tails.bring_home(local)
+                is_ready = local.kind == "copy" or entry.home == self._logs.site
+                if local.is_split and not local.copy.aside and is_ready:
+                    try:
+                        await self._weld(local)
+                    except (SkerryError, Down, TimeoutError):
+                        if local.is_split:
+                            raise
+                    await self._settle(entry)
+                    continue
+            except (SkerryError, Down, TimeoutError) as error:
+                log.debug("%s is not in order yet: %s", local.name, error)
+                if local.kind == "frozen" and entry.home != self._logs.site:
+                    await self._settle(entry)  # it was stopped, and the rest failed
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._news[local.name].wait()
+            wait = AGAIN if self._news[local.name].is_set() else min(wait * 2, AGAIN_MOST)
+            self._news[local.name].clear()
+
+    # Welding
+
+    def source(self, stream: str, start: int) -> str | None:
+        """Which segment a stream that takes in the others is to read next; None: it does not."""
+        parts = self._parts.get(stream, [])
+        return next((part for part, last in parts if start <= last), None)
+
+    async def _weld(self, local: Local) -> None:
+        places = local.places
+        target = stream_of(local.name, local.segment)
+        parts = [(one.stream, await self._logs.newest(one.stream)) for one in local.chain]
+        active, last = parts[-1][0], await self._last(local.stream)
+        if not self._leads(local) and parts[-1][1] < last >= local.places[-1][1]:
+            raise FabricError(f"the newest events of {local.name} are over: the next comes first")
+        # One without events is left out: an empty mirror of it would begin behind its last index.
+        self._parts[target] = [part for part in parts[:-1] if part[1]] + [(active, sys.maxsize)]
+        try:
+            await self._delete(target)
+            entry = self._entry(local)
+            await self._jetstream.call(f"STREAM.CREATE.{target}", weld_config(local, entry, target))
+            await self._take_in(local, target)
+            async with local.lock:
+                is_home = self._leads(local)
+                if local.places != places or (local.kind != "copy" and not is_home):
+                    raise FabricError(f"the log of {local.name} changed meanwhile")
+                await self._close(local, target, is_home)
+        except (SkerryError, Down, TimeoutError):
+            with contextlib.suppress(SkerryError, Down, TimeoutError):
+                await self._delete(target)
+            raise
+        finally:
+            del self._parts[target]
+
+    async def _delete(self, target: str) -> None:
+        """Remove what was not finished."""
+        info = await self._jetstream.stream(target)
+        if info is not None and FIRST in (info["config"].get("metadata") or {}):
+            raise FabricError(f"{target} is a segment")
+        if info is not None:
+            await self._jetstream.call(f"STREAM.DELETE.{target}")
+        self._relay.forget(target)
+
+    async def _take_in(self, local: Local, target: str) -> None:
+        """Until `target` has what the segments have, and its engine may ask at once whom to follow;
+        or it is to lead."""
+        loop = asyncio.get_running_loop()
+        most, deadline = -1, 0.0
+        while True:
+            have = await self._last(target)
+            if have > most:
+                most, deadline = have, loop.time() + STANDSTILL
+            source, reading = self.source(target, have + 1), self._relay.reads(target)
+            reads = reading.stream if reading else None
+            if source == reads == local.stream and have >= await self._logs.newest(local.stream):
+                if self._leads(local) or self._relay.may_ask(target):
+                    return
+                deadline = loop.time() + STANDSTILL
+            elif reads and source != reads:
+                self._relay.go_on(target, have + 1)
+            if loop.time() > deadline:
+                raise FabricError(
+                    f"{target} took in nothing for {STANDSTILL:.0f} s",
+                    "Is there room on the disk, and below --max-store?",
+                )
+            await asyncio.sleep(LOOK)
+
+    async def _close(self, local: Local, target: str, is_home: bool) -> None:
+        """The act itself: stop the active segment, and have `target` take its place."""
+        await self._logs.stop(local)
+        last, wanted = local.copy.last, await self._logs.newest(local.stream)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + LAST_EVENTS
+        while (have := await self._last(target)) < wanted:
+            if loop.time() > deadline:
+                raise FabricError(f"{target} did not get the last events in time")
+            await asyncio.sleep(0.002)
+        await self._check(local, target)
+        if have < last and not await self._count(target):
+            await self._jetstream.call(f"STREAM.PURGE.{target}", {"seq": last + 1})
+        elif have < last and not is_home:
+            raise FabricError(f"the newest events of {local.name} are over: the next comes first")
+        old = local.chain
+        await self._logs.weld(local, self._entry(local), is_home)
+        if is_home:
+            await self._fill_up(target, last)
+        await self._durables.weld(local.name, old, target)
+        await self._logs.drop(local, [segment.stream for segment in old])
+
+    async def _check(self, local: Local, target: str) -> None:
+        """The segments go only if `target` has as many events; where the log lets go of some by
+        their number, that does not tell."""
+        settings = self._entry(local).settings
+        if settings.max_events or settings.max_bytes or settings.keep_last:
+            return
+        count = 0
+        for segment in local.chain:
+            count += await self._count(segment.stream)
+        if (have := await self._count(target)) < count:
+            raise FabricError(f"{target} took in {have} events of {count}")
+
+    async def _count(self, stream: str) -> int:
+        return int((await self._jetstream.call(f"STREAM.INFO.{stream}"))["state"]["messages"])
+
+    async def _fill_up(self, stream: str, last: int) -> None:
+        """Events are over that were the newest: no other event may get their indexes."""
+        while (have := await self._last(stream)) < last:
+            numbers = range(have + 1, min(have + AT_ONCE, last) + 1)
+            subject, connection = f"_frozen.{stream}", self._jetstream.connection
+            await asyncio.gather(*(connection.request(subject, b"", timeout=2.0) for _ in numbers))
+            await self._logs.remove(stream, numbers)
+
+    def _leads(self, local: Local) -> bool:
+        return self._entry(local).home == self._logs.site
+
+    def _entry(self, local: Local) -> TopicEntry:
+        entry = self._logs.entry(local.name)
+        if entry is None:
+            raise FabricError(f"{local.name} was deleted")
+        return entry
+
+    async def _last(self, stream: str) -> int:
+        return int((await self._jetstream.call(f"STREAM.INFO.{stream}"))["state"]["last_seq"])

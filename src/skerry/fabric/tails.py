@@ -1,0 +1,226 @@
+"""What a segment holds beyond the history goes to the topic's home, and then goes.
+
+A site that rolls leaves events behind that the new home never had (`promotion.Copy.roll`). They
+were acknowledged at level `home` at the most. They must not be read as part of the log, and must
+not be lost. So they are first copied into a stream of their own, a *tail*, at the same engine, and
+removed from the segment; then they are brought to whoever is the home, however long that takes.
+What lies earlier in the log goes first: a publisher's events stay in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import defaultdict
+from typing import Any
+
+from skerry.engine.jetstream import ApiError, JetStream
+from skerry.engine.link import Down
+from skerry.engine.tide import Tide
+from skerry.errors import FabricError, SkerryError, Unavailable
+from skerry.fabric.links import Links
+from skerry.fabric.logs import AT_ONCE, Logs
+from skerry.fabric.peers import Peers, is_held
+from skerry.fabric.salvage import events_of, kept_as, salvage
+from skerry.fabric.streams import FIRST, Local
+from skerry.fabric.tasks import Tasks
+from skerry.model.event import Event
+from skerry.model.fabric import TopicEntry
+from skerry.model.names import stream_of, tail_of, topic_of_tail
+
+log = logging.getLogger("skerry.fabric")
+
+ROOT = "skerry.root"
+COMPLETE = "skerry.complete"
+"""The mark of a tail that has all that it is for: the stream, by when it was made, and its end."""
+AGAIN = 0.25
+AGAIN_MOST = 10.0
+"""Seconds after which what failed is tried again, at first and at the most."""
+
+
+class Tails:
+    """The tails of one site."""
+
+    def __init__(self, jetstream: JetStream, logs: Logs, links: Links, peers: Peers) -> None:
+        self._jetstream = jetstream
+        self._logs = logs
+        self._links = links
+        self._peers = peers
+        self.tide: Tide | None = None
+        """What is remembered of the logs on disk."""
+        self.kept: set[str] = set()
+        """Topics that have tails here, as far as is known."""
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """Of each topic one tail is made at a time."""
+        self._tasks = Tasks("bringing home what only this site has")
+
+    async def close(self) -> None:
+        """Stop; what is not brought home yet stays."""
+        await self._tasks.close()
+
+    def load(self, streams: list[dict[str, Any]]) -> None:
+        """Learn which tails are here."""
+        self.kept |= set(filter(None, (topic_of_tail(s["config"]["name"]) for s in streams)))
+
+    async def cut(self, local: Local) -> None:
+        """Have every stream of the log end where it is to end. What a former home held beyond is
+        kept as a tail. A copy's is not: the home that it followed has it, and with it the
+        conditions on which it was written, which a copy never had."""
+        async with self._locks[local.name]:
+            await self._cut(local)
+
+    async def _cut(self, local: Local) -> None:
+        for number, end in list(local.ends.items()):
+            stream = stream_of(local.name, number)
+            await self._logs.come_to_rest(stream)
+            info = await self._jetstream.stream(stream)
+            if info is not None and info["state"]["last_seq"] > end:
+                await self._keep(local, info, end)
+                if number in dict(local.places):
+                    if self.tide is not None:
+                        self.tide.expect(stream)
+                    last = int(info["state"]["last_seq"])
+                    await self._logs.remove(stream, range(end + 1, last + 1))
+            if number not in dict(local.places):
+                await self._logs.drop(local, [stream])
+            if local.ends.get(number) == end:  # else it is to end earlier by now
+                del local.ends[number]
+
+    async def keep_all(self, local: Local, end: int) -> None:
+        """Copy what the log holds beyond `end`, because it is about to be removed."""
+        async with self._locks[local.name]:
+            for segment in local.chain:
+                if (info := await self._jetstream.stream(segment.stream)) is not None:
+                    await self._keep(local, info, end)
+        self.bring_home(local)
+
+    async def _keep(self, local: Local, info: dict[str, Any], end: int) -> None:
+        """Copy what a stream of the log holds beyond `end`."""
+        stream, marks = info["config"]["name"], info["config"].get("metadata") or {}
+        if marks.get("skerry.home") != self._logs.site:
+            return
+        root = marks.get(ROOT, "0")
+        origin = f"{info['created']} {end}"
+        name = tail_of(stream)
+        if (kept := await self._jetstream.stream(name)) is not None:
+            marks = kept["config"].get("metadata") or {}
+            if marks.get(COMPLETE) == origin:
+                return
+            if COMPLETE in marks:  # a stream of the same name was there before
+                self.bring_home(local)
+                raise FabricError(f"an earlier tail of {local.name} is brought home first")
+            await self._jetstream.call(f"STREAM.DELETE.{name}")
+        last = await self._logs.newest(stream)
+        if last <= end:
+            return
+        self.kept.add(local.name)
+        config: dict[str, Any] = {
+            "name": name,
+            "storage": "file",
+            "num_replicas": 1,
+            "allow_direct": True,
+            "subjects": [f"_tail.{name}.>"],
+            "metadata": {ROOT: root, FIRST: str(end + 1)},
+        }
+        await self._jetstream.call(f"STREAM.CREATE.{name}", config)
+        some: list[Event] = []
+        async for event in events_of(self._jetstream, local.name, stream, end + 1, last):
+            some.append(event)
+            if len(some) == AT_ONCE:
+                await self._store(name, some)
+                some = []
+        await self._store(name, some)
+        config["subjects"] = [f"_frozen.{name}"]
+        config["metadata"][COMPLETE] = origin
+        await self._jetstream.call(f"STREAM.UPDATE.{name}", config)
+
+    async def _store(self, name: str, events: list[Event]) -> None:
+        """Have the tail `name` keep some events, in order."""
+        connection = self._jetstream.connection
+        frames = [(*kept_as(name, event), bytes(event.data)) for event in events]
+        replies = await asyncio.gather(
+            *(
+                connection.request(subject, data, head, timeout=5.0)
+                for subject, head, data in frames
+            )
+        )
+        for reply in replies:
+            if reply.status or b'"error"' in reply.data:
+                raise FabricError(
+                    f"{name} could not be stored: {reply.data.decode()}",
+                    "Is there room on the disk, and below --max-store?",
+                )
+
+    def bring_home(self, local: Local) -> None:
+        """Have the home take what it lacks of the tails here, unless that is under way."""
+        task = self._running.get(local.name)
+        if local.name in self.kept and (task is None or task.done()):
+            self._running[local.name] = self._tasks.spawn(self._run(local))
+
+    async def _run(self, local: Local) -> None:
+        wait = AGAIN
+        while local.name in self.kept and (entry := self._logs.entry(local.name)) is not None:
+            try:
+                await self._bring_home(local, entry)
+                continue
+            except (SkerryError, Down) as error:
+                log.debug("what %s has beyond the history stays for now: %s", local.name, error)
+            await asyncio.sleep(wait)
+            wait = min(wait * 2, AGAIN_MOST)
+
+    async def _bring_home(self, local: Local, entry: TopicEntry) -> None:
+        tails = await self._all(local.name)
+        if not tails:
+            async with self._locks[local.name]:  # one may just be made
+                if not await self._all(local.name):
+                    self.kept.discard(local.name)
+            return
+        for info in sorted(tails, key=_first):
+            marks, state = info["config"].get("metadata") or {}, info["state"]
+            if COMPLETE not in marks:
+                raise FabricError("a tail is not complete yet")
+            root, first = int(marks[ROOT]), _first(info)
+            if entry.is_another(root):  # of a topic that was deleted
+                await self._jetstream.call(f"STREAM.DELETE.{info['config']['name']}")
+                continue
+            if entry.home != self._logs.site and not await self._links.reach(entry.home, 5.0):
+                raise Unavailable(f"no link to {entry.home}")
+            # Of a fork that nobody remembers, no more than is known: to look further back would
+            # publish events again that the new home has let age out, or whose ids it never had.
+            fork = min(first - 1, entry.known_fork(root), entry.base)
+            count, last = await salvage(
+                self._jetstream,
+                self._logs.site,
+                entry,
+                info["config"]["name"],
+                root,
+                (1, state["last_seq"]),
+                fork,
+            )
+            if count:
+                log.warning("%d events that only this site had were added to %s", count, local.name)
+            if not await is_held(self._peers, entry, last):
+                raise Unavailable(f"too few members of {local.name} hold what was brought home")
+            newest = self._logs.entry(local.name)
+            if newest is None or newest.epoch != entry.epoch:
+                return
+            await self._jetstream.call(f"STREAM.DELETE.{info['config']['name']}")
+
+    async def _all(self, name: str) -> list[dict[str, Any]]:
+        streams = await self._jetstream.streams()
+        return [info for info in streams if topic_of_tail(info["config"]["name"]) == name]
+
+    async def forget(self, name: str) -> None:
+        """The topic was deleted."""
+        if name in self.kept:
+            for info in await self._all(name):
+                with contextlib.suppress(ApiError):
+                    await self._jetstream.call(f"STREAM.DELETE.{info['config']['name']}")
+            self.kept.discard(name)
+
+
+def _first(tail: dict[str, Any]) -> int:
+    """The index of the first event that a tail may keep."""
+    return int((tail["config"].get("metadata") or {}).get(FIRST, 0))
