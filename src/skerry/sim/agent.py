@@ -1,0 +1,203 @@
+"""A site with the agent that ships: `Fabric` and all below it, on a simulated engine.
+
+What is done here is what `skerry.site.Site` does for a site of a fabric, less what needs a machine:
+the engine's process, ports, and files. What a site keeps on disk is in `Disk`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+
+import skerry.fabric.join
+import skerry.fabric.links
+import skerry.fabric.outbox
+import skerry.fabric.progress
+from skerry.config import ClientSettings, SiteSettings
+from skerry.engine.address import Address
+from skerry.engine.conf import Ports, Wiring
+from skerry.engine.jetstream import JetStream
+from skerry.engine.tide import Tide, _File
+from skerry.engine.wire import Connection
+from skerry.fabric.control import Control
+from skerry.fabric.fabric import Fabric
+from skerry.fabric.join import Membership, join, make_token, site_record
+from skerry.fabric.links import first_wiring
+from skerry.sim.engine import CLIENT_PORT, LINK_PORT, Engine, Network
+from skerry.sim.loop import Process
+
+RESTART = 0.05
+"""Seconds after which an engine that died is started anew (`skerry.engine.process`)."""
+PATIENCE = ClientSettings(ping_interval=10 / 3)
+
+
+@contextlib.contextmanager
+def stand_ins() -> Iterator[None]:
+    """Have what ships use these for what it does with files; and look less often where it looks all
+    the time, for each look costs as much as a message."""
+    changed: list[tuple[Any, str, Any]] = [
+        (skerry.fabric.links, "write_conf", write_conf),
+        (skerry.fabric.join, "write_secret", write_secret),
+        (skerry.fabric.progress, "QUICK", 0.004),
+        (skerry.fabric.progress, "SLOW", 0.02),
+        (skerry.fabric.outbox, "LOOK", 0.5),
+    ]
+    before = [(module, name, getattr(module, name)) for module, name, _ in changed]
+    for module, name, value in changed:
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        DISKS.clear()
+        for module, name, value in before:
+            setattr(module, name, value)
+
+
+class Disk:
+    """The files of one site, in memory; stands for its `Folder`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.path = PurePosixPath(f"/sim/{engine.site}")
+        self.files: dict[str, bytes] = {}
+        self.tide = _File(boot="1")
+        self.boot = 1
+
+
+DISKS: dict[str, Disk] = {}
+"""Of the simulation that runs, by path."""
+
+
+def write_secret(path: Path, content: bytes) -> None:
+    """Stands for `skerry.engine.address.write_secret`."""
+    DISKS[str(path.parent)].files[path.name] = content
+
+
+def write_conf(folder: Any, settings: SiteSettings, ports: Ports, wiring: Wiring) -> None:
+    """Stands for `skerry.engine.conf.write_conf`: the engine takes it as it is."""
+    folder.engine.file = wiring
+
+
+class DiskTide(Tide):
+    """The tide, in memory."""
+
+    def __init__(self, disk: Disk) -> None:
+        super().__init__(Path("/sim-has-no-files"))
+        self._disk = disk
+        self._boot = str(disk.boot)
+        self._known = disk.tide
+
+    def _write(self, file: _File) -> None:
+        self._known = self._disk.tide = file
+
+
+class Agent:
+    """One site of the fabric: its engine, and a process that is its agent while it runs."""
+
+    def __init__(self, net: Network, engine: Engine, silence: float) -> None:
+        self.site = engine.site
+        self.net = net
+        self.engine = engine
+        self.disk = Disk(engine)
+        DISKS[str(self.disk.path)] = self.disk
+        self.settings = SiteSettings(
+            site=self.site, data=Path(str(self.disk.path)), host=self.site, port=CLIENT_PORT,
+            link_port=LINK_PORT, tier="hub", silence=silence,
+        )  # fmt: skip
+        self.ports = Ports(CLIENT_PORT, None, None, LINK_PORT)
+        self.process: Process | None = None
+        self.fabric: Fabric | None = None
+        self.restarts = 0
+        """Of the engine, while the agent ran."""
+        self._starting: asyncio.Task[None] | None = None
+
+    def address(self, user: str) -> Address:
+        """Where to connect."""
+        return Address(site=self.site, host=self.site, port=CLIENT_PORT, user=user)
+
+    def found(self) -> None:
+        """Begin a fabric here."""
+        membership = Membership(
+            id="f",
+            name="sim",
+            coordination=self.site,
+            link_port=LINK_PORT,
+            secret=secrets.token_hex(8),
+        )
+        self.disk.files["fabric.json"] = msgspec.json.encode(membership)
+
+    def token(self) -> str:
+        """A token to join with, made at the coordination site."""
+        return make_token(self._membership(), self.address("join"), 3600.0)
+
+    def start(self, token: str | None = None) -> asyncio.Task[None]:
+        """Run engine and agent."""
+        assert self.process is None
+        self.process = Process(f"agent {self.site}", self.site)
+        loop = self.net.loop
+        work = self.process.context().run(loop.create_task, self._run(token))
+        self._starting = work
+        return work
+
+    def kill(self, *, power: bool = False) -> None:
+        """End both at once; with `power`, the machine went down."""
+        if self.process is not None:
+            self.process.is_alive = False
+            self.process = None
+            self.fabric = None
+        self.engine.kill(silently=power)
+        if power:
+            self.disk.boot += 1
+            self.net.dark.add(self.site)
+
+    def kill_engine(self) -> None:
+        """End the engine alone; the agent starts it anew."""
+        if self.process is not None and self.engine.is_up:
+            self.engine.kill()
+            self.net.loop.call_later(
+                RESTART, self._restart, self.process, context=self.net.loop.world
+            )
+
+    def _restart(self, process: Process) -> None:
+        if self.process is process and not self.engine.is_up:
+            self.restarts += 1
+            self.engine.start()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the site runs and has settled."""
+        return self.fabric is not None and self.fabric.is_open
+
+    def _membership(self) -> Membership:
+        return msgspec.json.decode(self.disk.files["fabric.json"], type=Membership)
+
+    async def _run(self, token: str | None) -> None:
+        """What `Site._start` does."""
+        folder: Any = self.disk
+        self.net.dark.discard(self.site)
+        if token is not None and "fabric.json" not in self.disk.files:
+            await join(folder, site_record(self.settings, self.ports), token)
+        membership = self._membership()
+        self.engine.file = first_wiring(self.site, membership)
+        self.engine.start()
+        connection = await Connection.open(self.address("admin"), PATIENCE, "agent")
+        system = await Connection.open(self.address("system"), PATIENCE, "operator")
+        fabric = Fabric(self.settings, folder, self.ports, membership, connection, system)
+        await fabric.wake()
+        jetstream = JetStream(connection)
+        streams = await jetstream.streams()
+        tide = DiskTide(self.disk)
+        tide.look(streams)
+        fabric.heed(tide, self.settings.durability == "power")
+        control = Control(connection, self.site)
+        control.is_alone = False
+        self.fabric = fabric
+        await fabric.start(control, streams)
+        engine: Any = self
+        asyncio.get_running_loop().create_task(tide.watch(engine, jetstream))

@@ -1,0 +1,678 @@
+"""The streams of a simulated engine: what Skerry uses of JetStream, as nats-server 2.15 does it.
+
+A `Stream` is what is on disk, and what its engine remembers of it while it runs. A `Consumer` sends
+what a stream holds, to whoever asks or to a mirror. A `Mirror` asks for such a consumer, at most
+every two seconds, and stores what comes; what it does when something does not fit is the engine's
+own way (server/stream.go: setupMirrorConsumer, processInboundMirrorMsg), times included.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import deque
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from skerry.model.event import parse_headers
+from skerry.sim.loop import EPOCH
+from skerry.sim.subjects import fits
+
+if TYPE_CHECKING:
+    from skerry.sim.engine import Engine
+
+NANO = 1_000_000_000
+ASK_EVERY = 2.0
+JITTER = 0.1
+ANSWER = 30.0
+STALLED = 10.0
+BACKOFF = 10.0
+BACKOFF_MOST = 120.0
+"""Seconds: between a mirror's questions at the least; before its first, once or twice as long; that
+it waits for an answer; without a message before it asks again; that it is deaf after each error in
+a row, and at the most."""
+HEARTBEAT = 1.0
+
+NOT_FOUND = {"code": 404, "err_code": 10059, "description": "stream not found"}
+NO_MESSAGE = {"code": 404, "err_code": 10037, "description": "no message found"}
+NO_CONSUMER = {"code": 404, "err_code": 10014, "description": "consumer not found"}
+MISMATCH = {"code": 400, "err_code": 10060, "description": "expected stream does not match"}
+WRONG = {"code": 400, "err_code": 10071}
+EXISTS = {"code": 400, "err_code": 10058, "description": "stream name already in use"}
+
+
+class Message(NamedTuple):
+    """One stored message."""
+
+    index: int  # type: ignore[assignment]
+    subject: str
+    head: bytes
+    data: bytes
+    time: int
+    """Nanoseconds since 1970."""
+    id: str
+
+
+class Stream:
+    """One stream."""
+
+    def __init__(self, engine: Engine, config: dict[str, Any]) -> None:
+        self.engine = engine
+        self.name: str = config["name"]
+        self.config = config
+        self.created = f"2026-01-01T00:00:00.{engine.count():09d}Z"
+        self.messages: dict[int, Message] = {}
+        self.first = 0
+        """The first index; 0: nothing was ever here."""
+        self.last = 0
+        self.subjects: dict[str, list[int]] = {}
+        self.ids: dict[str, tuple[int, int]] = {}
+        self.consumers: dict[str, Consumer] = {}
+        self.mirror: Mirror | None = None
+        self._listens: list[str] = []
+        self._inbox: deque[tuple[str, str, bytes, bytes]] = deque()
+        self._json: tuple[Any, bytes] | None = None
+        self._told: tuple[str, str] | None = None
+
+    # Life
+
+    def open(self) -> None:
+        """The engine has started, or the stream was made."""
+        self.consumers.clear()
+        self._inbox.clear()
+        self._listens = []
+        self.mirror = None
+        self.ids.clear()
+        if "mirror" not in self.config:  # the engine does not read ids back for a mirror
+            oldest = self._now() - self._window
+            for one in self.messages.values():
+                if one.id and one.time > oldest:
+                    self.ids[one.id] = one.index, one.time
+        self._tune()
+
+    def change(self, config: dict[str, Any]) -> None:
+        """Take another configuration."""
+        self.config = config
+        self._tune()
+
+    def close(self) -> None:
+        """The stream goes."""
+        for consumer in list(self.consumers.values()):
+            consumer.close()
+        self.config = {**self.config, "subjects": []}
+        self.config.pop("mirror", None)
+        self._tune()
+
+    def _tune(self) -> None:
+        self._json = None
+        wanted = [] if "mirror" in self.config else list(self.config.get("subjects") or ())
+        for subject in [s for s in self._listens if s not in wanted]:
+            self.engine.unsubscribe(subject, self._take)
+        for subject in [s for s in wanted if s not in self._listens]:
+            self.engine.subscribe(subject, self._take)
+        self._listens = wanted
+        if "mirror" in self.config and self.mirror is None:
+            self.mirror = Mirror(self)
+        elif "mirror" not in self.config and self.mirror is not None:
+            self.mirror.close()
+            self.mirror = None
+        told = self.config.get("republish")
+        self._told = (told["src"][:-1], told["dest"][:-1]) if told else None
+
+    # Storing
+
+    @property
+    def _window(self) -> int:
+        return int(self.config.get("duplicate_window", 120 * NANO))
+
+    def _now(self) -> int:
+        """No two engines store at the same nanosecond."""
+        return int(EPOCH) * NANO + int(self.engine.now() * NANO) // 8 * 8 + self.engine.number
+
+    def _take(self, subject: str, reply: str, head: bytes, data: bytes) -> None:
+        """Somebody published. A busy engine stores it later."""
+        self._inbox.append((subject, reply, head, data))
+        if self.engine.lag:
+            self.engine.after(self.engine.lag, self._store_next)
+        else:
+            self._store_next()
+
+    def _store_next(self) -> None:
+        if not self._inbox:
+            return
+        subject, reply, head, data = self._inbox.popleft()
+        answer = self._judge(subject, head, data)
+        if reply and answer:
+            self.engine.publish(reply, "", b"", answer)
+
+    def _judge(self, subject: str, head: bytes, data: bytes) -> bytes:
+        site = self.engine.site
+        if self.name not in self.engine.streams:
+            return b""
+        if "subject_transform" in self.config and subject.startswith("s."):
+            subject = "e." + subject.split(".", 3)[3]
+        fields = parse_headers(head) if head else {}
+        if fields.get("Nats-Expected-Stream", self.name) != self.name:
+            return _error(MISMATCH)
+        if (wanted := fields.get("Nats-Expected-Last-Subject-Sequence")) is not None:
+            about = fields.get("Nats-Expected-Last-Subject-Sequence-Subject", subject)
+            have = (self.subjects.get(about) or [0])[-1]
+            if have != int(wanted):
+                return _error({**WRONG, "description": f"wrong last sequence: {have}"})
+        id = fields.get("Nats-Msg-Id", "")
+        if id and (known := self.ids.get(id)) and known[1] > self._now() - self._window:
+            return b'{"stream":"%b","domain":"%b","seq":%d,"duplicate":true}' % (
+                self.name.encode(), site.encode(), known[0],
+            )  # fmt: skip
+        self.store(self.last + 1, subject, head, data, self._now(), id)
+        return b'{"stream":"%b","domain":"%b","seq":%d}' % (
+            self.name.encode(), site.encode(), self.last,
+        )  # fmt: skip
+
+    def store(self, index: int, subject: str, head: bytes, data: bytes, when: int, id: str) -> None:
+        """Store a message as the next one."""
+        self._json = None
+        one = Message(index, subject, head, data, when, id)
+        self.messages[index] = one
+        self.first = self.first or index
+        self.last = index
+        if id:
+            self.ids[id] = index, when
+        of_subject = self.subjects.setdefault(subject, [])
+        of_subject.append(index)
+        if 0 < self.config.get("max_msgs_per_subject", -1) < len(of_subject):
+            self.remove(of_subject[0])
+        if 0 < self.config.get("max_msgs", -1) < len(self.messages):
+            self.remove(next(iter(self.messages)))
+        self.engine.stored(self, one)
+        if self._told is not None and subject.startswith(self._told[0]):
+            lines = head[10:-2] if head else b""
+            told = b"NATS/1.0\r\n%bNats-Stream: %b\r\nNats-Subject: %b\r\nNats-Sequence: %d\r\n\r\n"
+            told %= lines, self.name.encode(), subject.encode(), index
+            self.engine.publish(self._told[1] + subject[len(self._told[0]) :], "", told, data)
+        for consumer in list(self.consumers.values()):
+            consumer.send()
+
+    def skip(self, last: int) -> None:
+        """Count on, without messages."""
+        self._json = None
+        self.last = last
+        if not self.messages:
+            self.first = last + 1
+
+    def remove(self, index: int) -> bool:
+        """Remove a message; whether it was there."""
+        one = self.messages.pop(index, None)
+        if one is None:
+            return False
+        self._json = None
+        self.subjects[one.subject].remove(index)
+        if not self.subjects[one.subject]:
+            del self.subjects[one.subject]
+        self.first = next(iter(self.messages), self.last + 1)
+        return True
+
+    def purge(self, index: int | None, pattern: str | None = None) -> int:
+        """Remove what is before `index`, or all; of an empty stream it sets the first index."""
+        gone = [
+            one.index
+            for one in self.messages.values()
+            if (index is None or one.index < index) and (not pattern or fits(pattern, one.subject))
+        ]
+        for each in gone:
+            self.remove(each)
+        if index is not None and not pattern and not self.messages and index > self.last:
+            self.skip(index - 1)
+        elif not self.messages:
+            self.skip(self.last)
+        return len(gone)
+
+    def lose(self, count: int) -> None:
+        """A power cut: the newest messages were never written."""
+        for index in [index for index in self.messages if index > self.last - count]:
+            self.remove(index)
+        self.last = max(self.messages, default=max(self.last - count, 0))
+        self.first = next(iter(self.messages), self.last + 1)
+
+    # Telling
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no message is gone from inside."""
+        return self.last - self.first + 1 == len(self.messages)
+
+    def info(self, about: dict[str, Any] | None = None) -> bytes:
+        """What the engine says of a stream, as JSON."""
+        count = len(self.messages)
+        state: dict[str, Any] = {
+            "messages": count, "bytes": 100 * count, "first_seq": self.first, "last_seq": self.last,
+            "num_deleted": self.last - self.first + 1 - count if count else 0,
+            "consumer_count": len(self.consumers),
+        }  # fmt: skip
+        if about and "subjects_filter" in about:
+            state["subjects"] = {s: len(all) for s, all in self.subjects.items()}
+        elif self._json is not None and self._json[0] == len(self.consumers):
+            return self._json[1]
+        body = msgspec.json.encode({"config": self.config, "created": self.created, "state": state})
+        if not about:
+            self._json = len(self.consumers), body
+        return body
+
+    def find(self, asked: dict[str, Any]) -> Message | None:
+        """A message by its index, or by subject."""
+        if (pattern := asked.get("last_by_subj")) is not None:
+            last = max((n[-1] for s, n in self.subjects.items() if fits(pattern, s)), default=0)
+            return self.messages.get(last)
+        start = asked.get("seq", 0)
+        if (pattern := asked.get("next_by_subj")) is None:
+            return self.messages.get(start)
+        return next(
+            (m for m in self.messages.values() if m.index >= start and fits(pattern, m.subject)),
+            None,
+        )
+
+    def direct(self, asked: dict[str, Any], reply: str) -> None:
+        """Answer a direct get."""
+        publish = self.engine.publish
+        if "batch" not in asked:
+            found = self.find(asked)
+            if found is None:
+                publish(reply, "", b"NATS/1.0 404 Message Not Found\r\n\r\n", b"")
+            else:
+                publish(reply, "", self._got(found), found.data)
+            return
+        left = asked["batch"]
+        for one in list(self.messages.values()):
+            if one.index >= asked.get("seq", 0) and left:
+                left -= 1
+                publish(reply, "", self._got(one), one.data)
+        publish(reply, "", b"NATS/1.0 204 EOB\r\n\r\n", b"")
+
+    def _got(self, one: Message) -> bytes:
+        lines = one.head[10:-2] if one.head else b""
+        stamp = f"{datetime.fromtimestamp(one.time // NANO, UTC):%Y-%m-%dT%H:%M:%S}"
+        return (
+            b"NATS/1.0\r\n%bNats-Stream: %b\r\nNats-Subject: %b\r\nNats-Sequence: %d\r\n"
+            b"Nats-Time-Stamp: %b.%09dZ\r\n\r\n"
+        ) % (
+            lines, self.name.encode(), one.subject.encode(), one.index,
+            stamp.encode(), one.time % NANO,
+        )  # fmt: skip
+
+
+class Consumer:
+    """Sends the messages of a stream, in order."""
+
+    def __init__(self, stream: Stream, name: str, config: dict[str, Any]) -> None:
+        self.stream = stream
+        self.name = name
+        self.config = config
+        self._engine = stream.engine
+        filters = config.get("filter_subjects") or [config.get("filter_subject")]
+        self._filters: list[str] = [one for one in filters if one]
+        self.deliver: str = config.get("deliver_subject", "")
+        self._sent = 0
+        policy = config.get("deliver_policy", "all")
+        start = config.get("opt_start_seq", 0)
+        self._only: list[int] | None = None
+        if not start:
+            start = stream.last + 1 if policy == "new" else stream.first
+        if policy == "last_per_subject" and stream.config.get("max_msgs_per_subject") != 1:
+            self._only = sorted(n[-1] for n in stream.subjects.values())
+        self.next = max(start, stream.first, 1)
+        self.began = self.next - 1
+        self._requests: deque[list[Any]] = deque()
+        self._busy = 0.0
+        if self.deliver:
+            self._engine.after(HEARTBEAT, self._beat)
+
+    def info(self) -> bytes:
+        """What the engine says of a consumer, as JSON."""
+        none = {"consumer_seq": self._sent, "stream_seq": self.next - 1}
+        return msgspec.json.encode(
+            {
+                "stream_name": self.stream.name, "name": self.name, "created": self.stream.created,
+                "config": {**self.config, "name": self.name}, "delivered": none, "ack_floor": none,
+                "num_ack_pending": 0, "num_redelivered": 0, "num_waiting": len(self._requests),
+                "num_pending": self._pending(),
+            }
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """It goes, and who waits is told."""
+        if self.stream.consumers.pop(self.name, None) is not None:
+            for request in self._requests:
+                self._engine.publish(request[0], "", b"NATS/1.0 409 Consumer Deleted\r\n\r\n", b"")
+            self._requests.clear()
+
+    def ask(self, reply: str, body: bytes) -> None:
+        """Somebody wants the next messages."""
+        asked = msgspec.json.decode(body) if body[:1] == b"{" else {"batch": int(body or 1)}
+        request = [reply, asked.get("batch", 1)]
+        self._requests.append(request)
+        self.send()
+        if request in self._requests:
+            self._engine.after(asked.get("expires", 30 * NANO) / NANO, self._expire, request)
+            if beat := asked.get("idle_heartbeat"):
+                self._engine.after(beat / NANO, self._idle, request, beat / NANO)
+
+    def send(self) -> None:
+        """Send what can be sent."""
+        if not self.deliver and not self._requests:
+            return
+        stream = self.stream
+        while (one := self._upcoming()) is not None:
+            to = self.deliver or self._requests[0][0]
+            if self.deliver and not self._engine.has_interest(to):
+                return
+            self.next = one.index + 1
+            self._sent += 1
+            reply = (
+                f"$JS.ACK.{stream.name}.{self.name}.1.{one.index}.{self._sent}."
+                f"{one.time}.{self._pending()}"
+            )
+            self._busy = self._engine.now()
+            if not self.deliver:
+                self._requests[0][1] -= 1
+                if not self._requests[0][1]:
+                    self._requests.popleft()
+            self._engine.publish(to, reply, one.head, one.data, one.subject)
+            if not self.deliver and not self._requests:
+                return
+
+    def _upcoming(self) -> Message | None:
+        messages, last = self.stream.messages, self.stream.last
+        index = self.next
+        while index <= last:
+            one = messages.get(index)
+            if one is not None and self._is_wanted(one):
+                return one
+            index += 1
+        return None
+
+    def _is_wanted(self, one: Message) -> bool:
+        if self._only is not None and one.index not in self._only:
+            return False
+        return not self._filters or any(fits(f, one.subject) for f in self._filters)
+
+    def _pending(self) -> int:
+        if self.next > self.stream.last:
+            return 0
+        stream, messages = self.stream, self.stream.messages
+        if self._only is None and not self._filters and stream.is_whole:
+            return int(stream.last - max(self.next, stream.first) + 1)
+        return sum(one.index >= self.next and self._is_wanted(one) for one in messages.values())
+
+    def _expire(self, request: list[Any]) -> None:
+        if request in self._requests:
+            self._requests.remove(request)
+            self._engine.publish(request[0], "", b"NATS/1.0 408 Request Timeout\r\n\r\n", b"")
+
+    def _idle(self, request: list[Any], every: float) -> None:
+        if request in self._requests:
+            self._engine.publish(request[0], "", b"NATS/1.0 100 Idle Heartbeat\r\n\r\n", b"")
+            self._engine.after(every, self._idle, request, every)
+
+    def _beat(self) -> None:
+        """A mirror's consumer: a sign of life, or the end if nobody listens for long."""
+        if self.stream.consumers.get(self.name) is not self:
+            return
+        now = self._engine.now()
+        if self._engine.has_interest(self.deliver):
+            self._alone = 0.0
+            if now - self._busy >= HEARTBEAT:
+                head = (
+                    b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Consumer: %d\r\n"
+                    b"Nats-Last-Stream: %d\r\n\r\n" % (self._sent, self.next - 1)
+                )
+                self._engine.publish(self.deliver, "", head, b"")
+        else:
+            self._alone += HEARTBEAT
+            if self._alone > STALLED:
+                self.close()
+                return
+        self._engine.after(HEARTBEAT, self._beat)
+
+    _alone = 0.0
+
+
+class Mirror:
+    """Follows another stream."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self._engine = stream.engine
+        self._name = ""
+        """Of the consumer that it listens to; empty: it listens to nobody."""
+        self._subject = ""
+        self._reply = ""
+        """Where it waits for an answer."""
+        self._sent = 0
+        self._index = 0
+        self._asked = -ASK_EVERY
+        self._heard = 0.0
+        self._fails = 0
+        self._timer: Any = None
+        self._is_open = True
+        self._later()
+
+    def close(self) -> None:
+        """The stream follows nobody any more."""
+        self._is_open = False
+        self._cancel()
+        if self._reply:
+            self._engine.unsubscribe(self._reply, self._on_answer)
+            self._reply = ""
+
+    def _cancel(self) -> None:
+        if self._subject:
+            self._engine.unsubscribe(self._subject, self._on_message)
+        self._subject = self._name = ""
+
+    def _later(self) -> None:
+        now = self._engine.now()
+        wait = max(ASK_EVERY - (now - self._asked), 0.0)
+        wait += min(BACKOFF * self._fails, BACKOFF_MOST)
+        wait += JITTER + self._engine.random.random() * JITTER
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._engine.after(wait, self._ask)
+
+    def again(self) -> None:
+        """Something does not fit: ask anew."""
+        self._cancel()
+        self._ask()
+
+    def _ask(self) -> None:
+        now, stream = self._engine.now(), self.stream
+        if not self._is_open:
+            return
+        self._cancel()
+        if now - self._asked < ASK_EVERY or self._reply:
+            self._later()
+            return
+        self._asked = now
+        number = self._engine.count()
+        external = stream.config["mirror"]["external"]
+        start, policy = stream.last + 1, "by_start_sequence"
+        if not stream.messages and not stream.first:
+            start = stream.config["mirror"].get("opt_start_seq", 0)
+            policy = policy if start else "all"
+        config = {
+            "name": f"JS_MIRROR_{stream.name}", "sourcing": True, "ack_policy": "none",
+            "deliver_subject": f"{external['deliver']}.{number}", "deliver_policy": policy,
+            **({"opt_start_seq": start} if start else {}),
+        }  # fmt: skip
+        self._reply = f"$JSC.R.{number}"
+        self._engine.subscribe(self._reply, self._on_answer)
+        body = msgspec.json.encode(
+            {"stream_name": stream.config["mirror"]["name"], "config": config}
+        )
+        subject = f"{external['api']}.CONSUMER.CREATE.{stream.config['mirror']['name']}"
+        self._engine.after(ANSWER, self._give_up, self._reply)
+        self._engine.publish(subject, self._reply, b"", body)
+
+    def _give_up(self, reply: str) -> None:
+        if self._is_open and self._reply == reply:
+            self._answered()
+            self._fails += 1
+            self._later()
+
+    def _answered(self) -> None:
+        self._engine.unsubscribe(self._reply, self._on_answer)
+        self._reply = ""
+
+    def _on_answer(self, subject: str, reply: str, head: bytes, data: bytes) -> None:
+        answer = msgspec.json.decode(data)
+        self._answered()
+        if "error" in answer:
+            self._fails += 1
+            self._later()
+            return
+        self._fails = 0
+        stream = self.stream
+        delivered = answer["delivered"]["stream_seq"]
+        if stream.last < delivered:
+            stream.skip(delivered)
+        self._name, self._sent = answer["name"], 0
+        self._index = stream.last
+        self._heard = self._engine.now()
+        self._subject = answer["config"]["deliver_subject"]
+        self._engine.subscribe(self._subject, self._on_message)
+        self._engine.after(STALLED, self._check, self._subject)
+
+    def _check(self, subject: str) -> None:
+        if self._is_open and self._subject == subject:
+            if self._engine.now() - self._heard > STALLED:
+                self.again()
+            else:
+                self._engine.after(STALLED, self._check, subject)
+
+    def _on_message(self, subject: str, reply: str, head: bytes, data: bytes) -> None:
+        self._heard = self._engine.now()
+        if head.startswith(b"NATS/1.0 100"):
+            last = int(parse_headers(head).get("Nats-Last-Consumer", 0))
+            if last > 0 and last != self._sent:
+                self.again()
+            return
+        words = reply.split(".")
+        name, index, sent, when = words[-6], int(words[-4]), int(words[-3]), int(words[-2])
+        if name != self._name:
+            return
+        if index <= self._index:
+            if sent == self._sent + 1:
+                self._sent = sent
+            return
+        if index > self._index + 1:
+            if sent != self._sent + 1:
+                self.again()
+                return
+            self.stream.skip(index - 1)
+        self._index, self._sent = index, sent
+        if self.stream.last != index - 1:
+            self.again()
+            return
+        id = parse_headers(head).get("Nats-Msg-Id", "") if head else ""
+        if b"Nats-Expected-" in head:
+            kept = [line for line in head.split(b"\r\n") if not line.startswith(b"Nats-Expected-")]
+            head = b"\r\n".join(kept)
+        self.stream.store(index, subject, head, data, when, id)
+
+
+def answer_of(engine: Engine, call: str, reply: str, data: bytes) -> bytes | None:
+    """What JetStream's API answers; None: nobody is there, or it answers by itself."""
+    words = call.split(".")
+    what, name = ".".join(words[:2]), words[2] if len(words) > 2 else ""
+    asked = msgspec.json.decode(data) if data[:1] == b"{" else {}
+    streams = engine.streams
+    if what in ("STREAM.LIST", "STREAM.NAMES"):
+        wanted = asked.get("subject")
+        found = [
+            s for _, s in sorted(streams.items())
+            if not wanted or any(fits(p, wanted) for p in s.config.get("subjects") or ())
+        ]  # fmt: skip
+        page = found[asked.get("offset", 0) :]
+        told = [msgspec.Raw(s.info()) if what == "STREAM.LIST" else s.name for s in page]
+        return msgspec.json.encode({"total": len(found), "streams": told})
+    if what == "STREAM.CREATE":
+        if name in streams and streams[name].config != asked:
+            return _error(EXISTS)
+        if name not in streams:
+            streams[name] = Stream(engine, asked)
+            streams[name].open()
+        return streams[name].info()
+    if what == "CONSUMER.MSG":
+        stream, consumer = words[3], words[4]
+        streams[stream].consumers[consumer].ask(reply, data)
+        return None
+    if what == "DIRECT.GET":
+        streams[name].direct(asked, reply)
+        return None
+    if what == "STREAM.MSG":
+        name = words[3]
+    if (found_one := streams.get(name)) is None:
+        return _error(NOT_FOUND)
+    stream_ = found_one
+    match what:
+        case "STREAM.INFO":
+            return stream_.info(asked)
+        case "STREAM.UPDATE":
+            stream_.change(asked)
+            return stream_.info()
+        case "STREAM.DELETE":
+            del streams[name]
+            stream_.close()
+            return b'{"success":true}'
+        case "STREAM.PURGE":
+            gone = stream_.purge(asked.get("seq"), asked.get("filter"))
+            return b'{"success":true,"purged":%d}' % gone
+        case "STREAM.MSG" if words[2] == "DELETE":
+            return b'{"success":true}' if stream_.remove(asked["seq"]) else _error(NO_MESSAGE)
+        case "STREAM.MSG":
+            one = stream_.find(asked)
+            if one is None:
+                return _error(NO_MESSAGE)
+            told_one = {"subject": one.subject, "seq": one.index,
+                        "data": base64.b64encode(one.data).decode()}  # fmt: skip
+            return msgspec.json.encode({"message": told_one})
+        case "CONSUMER.LIST":
+            all = [msgspec.Raw(c.info()) for c in stream_.consumers.values()]
+            return msgspec.json.encode(
+                {"total": len(all), "consumers": all[asked.get("offset", 0) :]}
+            )
+        case "CONSUMER.CREATE":
+            config = asked["config"]
+            called = config.get("durable_name") or config.get("name") or f"c{engine.count()}"
+            if config.get("sourcing"):
+                called = f"{called}_{engine.count()}"
+            consumer_ = Consumer(stream_, called, config)
+            stream_.consumers[called] = consumer_
+            told_first = consumer_.info()
+            engine.after(0.0, consumer_.send)
+            return told_first
+    consumer_or = stream_.consumers.get(words[3])
+    if consumer_or is None:
+        return _error(NO_CONSUMER)
+    if what == "CONSUMER.DELETE":
+        consumer_or.close()
+        return b'{"success":true}'
+    return consumer_or.info()
+
+
+def is_there(engine: Engine, call: str) -> bool:
+    """Whether anybody listens to a call: those that single streams and consumers answer."""
+    words = call.split(".")
+    if call.startswith("DIRECT.GET."):
+        stream = engine.streams.get(words[2])
+        return stream is not None and bool(
+            stream.config.get("allow_direct") or stream.config.get("mirror_direct")
+        )
+    if call.startswith("CONSUMER.MSG.NEXT."):
+        stream = engine.streams.get(words[3])
+        return stream is not None and words[4] in stream.consumers
+    return True
+
+
+def _error(error: dict[str, Any]) -> bytes:
+    return msgspec.json.encode({"error": error})

@@ -1,0 +1,223 @@
+"""Sees every disk at once, and says what must never be; nothing here asks what ships.
+
+rule        what breaks it
+one home    a site takes an event in an epoch whose home is another, or which is not written
+epochs      an entry that does not follow on the one before
+kept        a new epoch begins below an event that was acknowledged at level `quorum`, or with a
+            home that has not got it, or a home gives its index to another event
+held        an event is acknowledged at level `quorum` that too few members have on disk
+reader      a live reader misses an index, gets the very same event again, or gets another one in
+            place of an event that was acknowledged at level `quorum`
+progress    nothing is acknowledged for long, though all that it takes is up and connected
+end         when all is healed: a copy differs or is not settled, an acknowledged event is not
+            there once, a publisher's events are out of order, a reader has not what the log has
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from skerry.model.fabric import TopicEntry
+from skerry.sim.engine import Engine
+from skerry.sim.jetstream import Message, Stream
+
+if TYPE_CHECKING:
+    from skerry.sim.trial import Trial
+
+TOPIC = "t"
+STREAM = "t~t"
+KEY = f"$KV.skerry.topic.{STREAM}"
+
+
+class Violation(Exception):
+    """Something that must never be."""
+
+
+class Acked(msgspec.Struct, frozen=True):
+    """An event that was acknowledged."""
+
+    level: str
+    index: int
+    epoch: int
+
+
+class Verdict:
+    """Of one trial."""
+
+    def __init__(self, trial: Trial) -> None:
+        self._trial = trial
+        self.violation: str | None = None
+        self.entries: dict[int, TopicEntry] = {}
+        self.acked: dict[bytes, Acked] = {}
+        self.kept: dict[int, tuple[bytes, int]] = {}
+        """By index, what was acknowledged at level `quorum`, and in which epoch."""
+        self.forgiven: set[bytes] = set()
+        """What of it a disk has lost, and too few others have: it may come late, or never."""
+        self.has_lost = False
+        """Whether a disk has lost what it had: then what members have is not judged."""
+        self.taken = 0
+
+    def fail(self, text: str) -> None:
+        """The first one counts; the trial ends there."""
+        if self.violation is None:
+            self.violation = text
+            self._trial.note(f"VIOLATION {text}")
+            self._trial.over.set()
+
+    @property
+    def entry(self) -> TopicEntry:
+        """The newest."""
+        return self.entries[max(self.entries)]
+
+    # What happens
+
+    def on_stored(self, engine: Engine, stream: Stream, one: Message) -> None:
+        """A disk has taken a message."""
+        if one.subject == KEY and stream.mirror is None and one.data:
+            self._on_entry(msgspec.json.decode(one.data, type=TopicEntry))
+        elif stream.name.startswith(STREAM) and stream.mirror is None and one.data:
+            self._on_taken(engine.site, int(stream.config["metadata"]["skerry.epoch"]), one)
+
+    def _on_entry(self, new: TopicEntry) -> None:
+        if not self.entries:
+            self.entries[new.epoch] = new
+            return
+        old = self.entry
+        if new.epoch == old.epoch and new.home == old.home:
+            self.entries[new.epoch] = new
+            return
+        self._trial.note(f"epoch {new.epoch}: {new.home} of {new.members} from {new.base}")
+        if new.epoch != old.epoch + 1:
+            self.fail(f"epoch {new.epoch} at {new.home} after epoch {old.epoch} at {old.home}")
+        self.entries[new.epoch] = new
+        for index, (data, epoch) in self.kept.items():
+            if index > new.base:
+                self.fail(f"epoch {new.epoch} begins at {new.base}, and {data!r} was acknowledged "
+                          f"at {index} in epoch {epoch}")  # fmt: skip
+            if not self.has(new.home, index, data):
+                self.fail(f"{new.home} leads epoch {new.epoch} without {data!r} at {index}")
+
+    def _on_taken(self, site: str, epoch: int, one: Message) -> None:
+        self.taken += 1
+        entry = self.entries.get(epoch)
+        if entry is None or entry.home != site:
+            home = entry.home if entry else "nobody"
+            self.fail(f"{site} takes {one.data!r} in epoch {epoch}, whose home is {home}")
+        data, since = self.kept.get(one.index, (one.data, 0))
+        if data != one.data and since <= epoch:
+            self.fail(f"{site} gives index {one.index} to {one.data!r} in epoch {epoch}, and "
+                      f"{data!r} was acknowledged there in epoch {since}")  # fmt: skip
+
+    def on_acked(self, data: bytes, level: str, index: int, epoch: int) -> None:
+        """A publisher was told that an event is stored."""
+        self.acked[data] = Acked(level, index, epoch)
+        if level != "quorum":
+            return
+        self.kept[index] = data, epoch
+        if not self.has_lost and not any(
+            self._is_held(entry, index, data) for entry in (self.entries[epoch], self.entry)
+        ):
+            members = self.entries[epoch].members
+            holding = [site for site in members if self.has(site, index, data)]
+            self.fail(f"{data!r} is acknowledged at {index} in epoch {epoch} and only {holding} of "
+                      f"{members} have it")  # fmt: skip
+        for later in self.entries.values():
+            if later.epoch > epoch and index > later.base:
+                self.fail(f"{data!r} is acknowledged at {index} in epoch {epoch}, and epoch "
+                          f"{later.epoch} began at {later.base}")  # fmt: skip
+
+    def _is_held(self, entry: TopicEntry, index: int, data: bytes) -> bool:
+        """Whether a majority has an event. Members may have gone since it was told of."""
+        holding = sum(self.has(site, index, data) for site in entry.members)
+        return holding > len(entry.members) // 2
+
+    def forgive(self) -> None:
+        """A disk has lost what it had. What too few members have now is promised to nobody: it is
+        as if so many sites were lost at a time."""
+        self.has_lost = True
+        for data, one in self.acked.items():
+            if not self._is_held(self.entry, one.index, data):
+                self.forgiven.add(data)
+        self.kept = {n: kept for n, kept in self.kept.items() if kept[0] not in self.forgiven}
+
+    def has(self, site: str, index: int, data: bytes) -> bool:
+        """Whether a disk has an event."""
+        return any(
+            (one := stream.messages.get(index)) is not None and one.data == data
+            for name, stream in self._trial.net.engines[site].streams.items()
+            if name == STREAM or name.startswith(f"{STREAM}~~")
+        )
+
+    # How it ends
+
+    def unsettled(self) -> str | None:
+        """Why the fabric has not come to rest; None: it has."""
+        trial, entry = self._trial, self.entry
+        logs = {}
+        for site, agent in trial.agents.items():
+            if not agent.is_open or agent.fabric is None:
+                return f"{site} is not open"
+            if any(name.startswith("r~") for name in agent.engine.streams):
+                return f"{site} still has a tail"
+            local = agent.fabric.copies.logs.get(TOPIC)
+            if site in entry.members:
+                if local is None or local.is_split or local.ends or local.is_mending:
+                    return f"the log at {site} is not in order"
+                if local.kind != ("home" if site == entry.home else "copy"):
+                    return f"{site} is {local.kind or 'nothing'} in epoch {entry.epoch}"
+                if local.copy.label != entry.epoch:
+                    return f"{site} is of epoch {local.copy.label}, not {entry.epoch}"
+                logs[site] = self.log(site, local.stream)
+        for site, log in logs.items():
+            if len(log) < len(logs[entry.home]):
+                return f"{site} is behind"
+        for publisher in trial.publishers:
+            if not publisher.is_done:
+                return f"{publisher.name} waits: {publisher.waits}"
+        for reader in trial.readers:
+            if len(reader.had) < len(logs[entry.home]):
+                return f"the reader at {reader.site} is at {len(reader.had)}"
+        return None
+
+    def log(self, site: str, stream: str) -> list[tuple[bytes, int]]:
+        """The events that a site has, and when their home stored them."""
+        messages = self._trial.net.engines[site].streams[stream].messages
+        return [(one.data, one.time) for one in messages.values()]
+
+    def finish(self) -> None:
+        """Judge the end."""
+        if (why := self.unsettled()) is not None:
+            self.fail(f"no end: {why}")
+            return
+        trial, entry = self._trial, self.entry
+        logs = {}
+        for site in entry.members:
+            fabric = trial.agents[site].fabric
+            assert fabric is not None
+            logs[site] = self.log(site, fabric.copies.logs.of(TOPIC).stream)
+        for site, other in logs.items():
+            for index, (one, same) in enumerate(zip(logs[entry.home], other, strict=False), 1):
+                if one != same:
+                    self.fail(f"{site} has {same} at {index}, and {entry.home} {one}")
+            if len(other) != len(logs[entry.home]):
+                self.fail(f"{site} has {len(other)} events, not {len(logs[entry.home])}")
+        log = [data for data, _ in logs[entry.home]]
+        counts = Counter(log)
+        for data, acked in self.acked.items():
+            if counts[data] != 1 and (counts[data] or data not in self.forgiven):
+                self.fail(f"{data!r}, {acked}, is {counts[data]} times in the log")
+        judged = self.acked.keys() - self.forgiven
+        for publisher in trial.publishers:
+            mine = [data for data in log if data in judged
+                    and data.startswith(publisher.name.encode() + b":")]  # fmt: skip
+            if mine != sorted(mine, key=lambda data: int(data.partition(b":")[2])):
+                self.fail(f"{publisher.name} out of order: {mine}")
+        for reader in trial.readers:
+            for index, (data, had) in enumerate(zip(log, reader.had, strict=False), 1):
+                if data != had[0]:
+                    self.fail(f"the reader at {reader.site} had {had} at {index}, not {data!r}")
+            if len(reader.had) != len(log):
+                self.fail(f"the reader at {reader.site} had {len(reader.had)}, not {len(log)}")
