@@ -9,6 +9,7 @@ from skerry.engine.jetstream import JetStream
 from skerry.log.segments import (
     CHAIN,
     Chain,
+    Segment,
     chain_of,
     delete_consumer,
     listing,
@@ -17,6 +18,7 @@ from skerry.log.segments import (
 )
 from skerry.model.event import parse_headers
 from skerry.model.names import segment_of_stream, stream_of
+from tests.conftest import until
 
 
 class ChainByHand:
@@ -55,15 +57,17 @@ class ChainByHand:
         await self.write([*((_number(s.stream), s.first) for s in chain), (number, end + 1)])
 
     async def weld(self) -> None:
-        """Have all segments in one new stream, and empty or delete the others."""
+        """Have all segments in one new stream, and empty or delete the others. Events of the first
+        one keep their times; what it held beyond its end is gone."""
         chain = await self.chain()
         config = await self._freeze(chain[-1].stream)
         number = _number(chain[-1].stream) + 1
         name = stream_of(self.topic, number)
         transform = {"src": "w.>", "dest": "e.>"}
         filling = {**config, "name": name, "subjects": ["w.>"], "subject_transform": transform}
-        await self.jetstream.call(f"STREAM.CREATE.{name}", filling)
-        for segment in chain:
+        await self._begin_with(chain[0], name, config)
+        await self.jetstream.call(f"STREAM.UPDATE.{name}", filling)
+        for segment in chain[1:]:
             state = (await self.info(segment.stream))["state"]
             for index in range(state["first_seq"], min(state["last_seq"], segment.last) + 1):
                 await self._copy(segment.stream, index)
@@ -72,6 +76,22 @@ class ChainByHand:
         for segment in chain:
             await self._move_consumers(segment.stream, segment.last)
         await self.empty(chain)
+
+    async def _begin_with(self, segment: Segment, name: str, config: dict[str, Any]) -> None:
+        """Have a new stream that mirrors a segment up to its end."""
+        last = (await self.info(segment.stream))["state"]["last_seq"]
+        for index in range(segment.last + 1, last + 1):
+            await self.jetstream.call(f"STREAM.MSG.DELETE.{segment.stream}", {"seq": index})
+        left_out = ("subjects", "republish", "subject_transform")
+        kept = {key: value for key, value in config.items() if key not in left_out}
+        mirror = {**kept, "name": name, "mirror": {"name": segment.stream}}
+        await self.jetstream.call(f"STREAM.CREATE.{name}", mirror)
+        count = (await self.info(segment.stream))["state"]["messages"]
+
+        async def has_all() -> bool:
+            return bool((await self.info(name))["state"]["messages"] == count)
+
+        await until(has_all)
 
     async def empty(self, chain: Chain) -> None:
         """Remove what segments hold."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,12 +13,14 @@ import pytest
 from skerry import Client, Subscription, errors
 from skerry.engine.jetstream import JetStream
 from skerry.fabric.durables import Durables
-from skerry.log import live
+from skerry.log import durable, live
 from skerry.log.durable import DurableSubscription
 from skerry.log.follow import Start
 from skerry.log.live import LiveSubscription
 from skerry.log.segments import Extent, delete_consumer, make_consumer
 from skerry.log.topics import stream_config
+from skerry.model.event import Event, index_of
+from skerry.model.fabric import Step, TopicEntry
 from skerry.model.topic import TopicSettings
 from skerry.testing import LocalFabric
 from tests.conftest import until
@@ -246,6 +249,100 @@ async def test_a_reader_that_was_given_lost_events_is_given_what_took_their_plac
         assert await take(subscription, 3) == ["3 c", "4 d", "5 e"]
 
 
+async def test_lost_events_that_nobody_was_given_yet_are_given_to_nobody(
+    client: Client, log: ChainByHand
+) -> None:
+    jetstream = JetStream(client._open.connection)
+    subscription = LiveSubscription(jetstream, "t", "t", Start(index=1), settle=as_in_a_fabric)
+    async with await subscription.open():
+        await publish(client, "a", "b", "lost", "lost too")
+        await until(lambda: len(subscription._held) == 4)
+        await log.freeze_and_list(2)
+        await publish(client, "c", "d", "e")
+        subscription._repair()
+        await until(lambda: subscription._held[-1].data == b"e")
+        assert await take(subscription, 5) == ["1 a", "2 b", "3 c", "4 d", "5 e"]
+
+
+async def test_segments_that_are_emptied_while_a_reader_compares_take_nothing_back(
+    client: Client, log: ChainByHand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An emptied segment has no events: that does not mean that the reader's were lost."""
+    find, welds = LiveSubscription._agreed, [log.weld]
+
+    async def weld_first(self: LiveSubscription, *arguments: Any) -> int:
+        if welds:
+            await welds.pop()()
+        return await find(self, *arguments)
+
+    monkeypatch.setattr(LiveSubscription, "_agreed", weld_first)
+    jetstream = JetStream(client._open.connection)
+    subscription = LiveSubscription(jetstream, "t", "t", Start(index=1), settle=as_in_a_fabric)
+    async with await subscription.open():
+        await publish(client, "a", "b", "lost", "lost too")
+        assert await take(subscription, 4) == ["1 a", "2 b", "3 lost", "4 lost too"]
+        await log.freeze_and_list(2)
+        await publish(client, "c", "d", "e")
+        subscription._repair()
+        assert await take(subscription, 3) == ["3 c", "4 d", "5 e"]
+    assert not welds
+
+
+async def test_a_reader_whose_topic_was_deleted_and_made_anew_is_told(
+    client: Client, admin: Client, log: ChainByHand
+) -> None:
+    """Be the new one shorter than what the reader has read."""
+    born = TopicEntry(
+        name="t",
+        home="local",
+        epoch=4,
+        members=("local",),
+        lineage=(Step(4, 0),),
+        settings=TopicSettings(),
+    )
+
+    async def settle() -> TopicEntry:
+        return born
+
+    jetstream = JetStream(client._open.connection)
+    subscription = LiveSubscription(jetstream, "t", "t", Start(index=1), settle=settle)
+    subscription.epoch = 3
+    async with await subscription.open():
+        await publish(client, "a", "b")
+        assert await take(subscription, 2) == ["1 a", "2 b"]
+        await admin.delete_topic("t")
+        await client.create_topic("t")
+        await publish(client, "new")
+        with pytest.raises(errors.UnknownTopic):
+            await take(subscription, 1)
+
+
+async def test_a_read_goes_on_behind_a_segment_however_long_the_next_one_takes(
+    client: Client, log: ChainByHand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not take the end of a segment for that of the log."""
+    is_making, may_make = asyncio.Event(), asyncio.Event()
+    create = LiveSubscription._create
+
+    async def wait(self: LiveSubscription, name: str, config: dict[str, Any]) -> dict[str, Any]:
+        if self._segment.is_active:
+            is_making.set()
+            await may_make.wait()
+        return await create(self, name, config)
+
+    monkeypatch.setattr(LiveSubscription, "_create", wait)
+    await publish(client, "a", "b")
+    await log.roll()
+    await publish(client, "c")
+    taken = []
+    async for event in client.read("t"):
+        taken.append(event.data)
+        if not may_make.is_set():
+            await is_making.wait()
+            asyncio.get_running_loop().call_later(0.05, may_make.set)
+    assert taken == [b"a", b"b", b"c"]
+
+
 async def test_a_reader_waits_for_a_log_that_is_behind_it(
     client: Client, log: ChainByHand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -409,6 +506,75 @@ async def test_a_durable_subscriber_at_work_is_told_when_its_segment_is_frozen(
         assert await take(subscription, 1, ack=True) == ["4 d"]
 
 
+async def test_a_durable_subscriber_that_asks_for_nothing_learns_that_its_segment_is_frozen(
+    client: Client, log: ChainByHand
+) -> None:
+    """It works off what it has, and has no request open when the engine would tell it."""
+    await publish(client, "a", "b", "c", "d")
+    subscription = DurableSubscription(
+        JetStream(client._open.connection), "t", "t", Start(index=1), name="d", window=4,
+        settle=as_in_a_fabric,
+    )  # fmt: skip
+    async with await subscription.open():
+        assert await take(subscription, 1, ack=True) == ["1 a"]
+        await acknowledged(log, 1)
+        assert not subscription._pull.is_open
+        await log.roll()
+        await publish(client, "e")
+        assert await take(subscription, 4, ack=True) == ["2 b", "3 c", "4 d", "5 e"]
+
+
+async def test_a_durable_subscription_that_moves_on_finds_the_log_welded(
+    client: Client, log: ChainByHand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The segment that it was to go on in is gone before it is there."""
+    welds = [log.weld]
+
+    async def weld_first(*arguments: Any) -> None:
+        if welds:
+            await welds.pop()()
+        await make_consumer(*arguments)
+
+    monkeypatch.setattr(durable, "make_consumer", weld_first)
+    await publish(client, "a")
+    subscription = DurableSubscription(
+        JetStream(client._open.connection), "t", "t", Start(index=1), name="d",
+        settle=as_in_a_fabric,
+    )  # fmt: skip
+    async with await subscription.open():
+        event = await anext(subscription)
+        await log.roll()
+        await publish(client, "b")
+        while event.index == 1:  # what is not acknowledged comes again behind a roll
+            subscription.ack(event)
+            async with asyncio.timeout(20):
+                event = await anext(subscription)
+        assert event.data == b"b"
+    assert not welds
+
+
+async def test_a_durable_subscription_that_fails_to_open_leaves_nothing_behind(
+    client: Client, log: ChainByHand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(self: DurableSubscription) -> None:
+        raise errors.Unavailable("the test says no")
+
+    await publish(client, "a")
+    async with client.subscribe("t", durable="d", from_index=1) as subscription:
+        event = await anext(subscription)
+        await log.roll()
+    monkeypatch.setattr(DurableSubscription, "_begin", fail)
+    subscription = DurableSubscription(
+        JetStream(client._open.connection), "t", "t", Start(), name="d", settle=as_in_a_fabric
+    )
+    with pytest.raises(errors.Unavailable):
+        await subscription.open()
+    assert event.index == 1
+    left = [task for task in subscription._under_way() if task is not None]
+    await asyncio.gather(*left, return_exceptions=True)
+    assert all(task.cancelled() for task in left)
+
+
 @pytest.mark.parametrize("durable", ["", "fresh", "there"])
 @pytest.mark.parametrize("welded", [False, True])
 async def test_a_chain_that_changes_while_a_subscription_opens_is_looked_at_again(
@@ -449,6 +615,19 @@ async def test_events_that_wait_here_are_not_given_twice_behind_a_roll(
         await until(lambda: subscription._created != first)
         await publish(client, "d")
         assert await take(subscription, 4, ack=True) == ["1 a", "2 b", "3 c", "4 d"]
+
+
+async def test_what_the_engine_sends_twice_at_once_is_given_once(
+    client: Client, log: ChainByHand
+) -> None:
+    """What was given back may come right behind itself."""
+    place = (JetStream(client._open.connection), "t", "t", Start())
+    subscription = DurableSubscription(*place, name="d")
+    async with await subscription.open():
+        replies = [b"$JS.ACK.t~t.d.%d.%d.%d.7.0" % one for one in ((1, 1, 1), (1, 2, 2), (2, 1, 3))]
+        came = [Event(b"e.t", index_of(reply), b"", b"x", reply) for reply in replies]
+        subscription._take(came, 3, 0)
+        assert [event.index for event in subscription._held] == [1, 2]
 
 
 async def test_what_waits_here_for_too_long_is_not_given_twice(

@@ -75,6 +75,11 @@ class Pull:
             self._inbox + "*", self._on_message, self._on_messages
         )
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the engine has a request: if the consumer goes, it says so."""
+        return bool(self._open)
+
     def start(self, stream: str, consumer: str) -> None:
         """Pull from `consumer` from now on, whenever the owner asks."""
         self.stop()

@@ -27,6 +27,7 @@ import contextlib
 import logging
 from typing import Any
 
+from skerry.engine.jetstream import STREAM_NOT_FOUND, ApiError
 from skerry.engine.lines import pub
 from skerry.engine.link import Down
 from skerry.engine.pull import NANO
@@ -86,6 +87,8 @@ class DurableSubscription(Subscription):
         self._created = ""
         self._ending: asyncio.Task[None] | None = None
         """Waits for the last acknowledgements of a frozen segment."""
+        self._looking: asyncio.Task[None] | None = None
+        """Looks whether the segment is still what it was."""
 
     def ack(self, event: Event) -> None:
         """Say that `event` is done with. It is not delivered to this durable subscription again,
@@ -106,11 +109,11 @@ class DurableSubscription(Subscription):
             self._pull.leave()
             await self._round_trip()  # behind it nothing is under way any more
         await super().close()
-        if self._ending is not None:
-            self._ending.cancel()
-            await asyncio.gather(self._ending, return_exceptions=True)
         while self._held and self._connection.is_up:
             self.reject(self._held.popleft())
+
+    def _under_way(self) -> list[asyncio.Task[None] | None]:
+        return [*super()._under_way(), self._ending, self._looking]
 
     async def _round_trip(self) -> None:
         """Ask the consumer how it is. To tell, it looks through the requests that wait, and forgets
@@ -128,7 +131,8 @@ class DurableSubscription(Subscription):
 
     def _take(self, events: list[Event], size: int, pending: int) -> None:
         self.pending = pending
-        self._highest = max(self._highest, max([event.index for event in events]))
+        before = self._highest
+        self._highest = max(before, max([event.index for event in events]))
         if not self._segment.is_active:
             events = self._within(events)
             if not pending:
@@ -146,9 +150,12 @@ class DurableSubscription(Subscription):
             for event in events:
                 if acked.get(event.index) == event.timestamp_ns:
                     self._answer(event.reply, b"+ACK")
-        if any(event.deliveries > 1 for event in fresh):  # what waits here needs no second copy
+        # What waits here needs no second copy. A consumer that was made anew delivers it again.
+        if any(event.deliveries > 1 or event.index <= before for event in fresh):
             held = {(event.index, event.timestamp_ns) for event in self._held}
-            fresh = [event for event in fresh if (event.index, event.timestamp_ns) not in held]
+            # Within what came just now, too: the engine may send at once what it was given back.
+            newest = {(event.index, event.timestamp_ns): event for event in fresh}
+            fresh = [event for place, event in newest.items() if place not in held]
         if fresh:
             self._hold(fresh, size)
         else:
@@ -188,6 +195,26 @@ class DurableSubscription(Subscription):
                 return
             self._pull.stop()
             await self._find_again()
+
+    def _ask(self) -> None:
+        """While no request was open, because the reader was at work, the engine told nobody that
+        the segment was frozen, and the consumer made anew there: look."""
+        was_open = self._pull.is_open
+        super()._ask()
+        is_unsure = self._settle is not None and not was_open and self._pull.is_open
+        if is_unsure and self._looking is None:
+            self._looking = asyncio.create_task(self._look_around())
+
+    async def _look_around(self) -> None:
+        try:
+            if self._segment not in await self._chain_now():
+                self._repair()
+        except UnknownTopic:
+            self._repair()
+        except SkerryError as error:
+            log.debug("the chain of %s: %s", self.topic, error)
+        finally:
+            self._looking = None
 
     async def _find_consumer(self) -> None:
         chain = await self._chain()
@@ -240,7 +267,12 @@ class DurableSubscription(Subscription):
         if segment in chain:  # else it was emptied, and another holds what it had
             index = segment.last + 1
             stream = segment_at(chain, index).stream
-            await make_consumer(self._jetstream, stream, self.name, existing["config"], index)
+            try:
+                await make_consumer(self._jetstream, stream, self.name, existing["config"], index)
+            except ApiError as error:
+                if error.code != STREAM_NOT_FOUND:
+                    raise
+                return  # it was welded meanwhile: look again
             await delete_consumer(self._jetstream, segment.stream, self.name)
 
     async def _adopt(self, segment: Segment, existing: dict[str, Any]) -> None:

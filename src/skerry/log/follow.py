@@ -141,8 +141,7 @@ class Subscription(Listener):
             self._connection.listen(self)
             await self._begin()
         except BaseException:
-            self._connection.unlisten(self)
-            self._pull.close()
+            self._end()
             raise
         return self
 
@@ -201,13 +200,22 @@ class Subscription(Listener):
         """Stop. A durable subscription stays at the engine and goes on when opened again."""
         if self._closed:
             return
+        await asyncio.gather(*self._end(), return_exceptions=True)
+
+    def _end(self) -> list[asyncio.Task[None]]:
+        """Ask for nothing more, and have what is under way end; return that."""
         self._closed = True
         self._connection.unlisten(self)
         self._pull.close()
         self._wake()
-        if self._repairing is not None:
-            self._repairing.cancel()
-            await asyncio.gather(self._repairing, return_exceptions=True)
+        tasks = [task for task in self._under_way() if task is not None]
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    def _under_way(self) -> list[asyncio.Task[None] | None]:
+        """The tasks of this subscription."""
+        return [self._repairing]
 
     async def _begin(self) -> None:
         """Pull."""
@@ -302,6 +310,8 @@ class Subscription(Listener):
         deadline = self._connection.now() + self._connection.settings.timeout
         while True:
             self._entry = await self._settle()  # says so if the topic is gone for good
+            if self._entry is not None and self._entry.is_another(self.epoch):
+                raise unknown_topic(self.topic)  # it was deleted; what is here has its name
             try:
                 await self._find_consumer()
                 self.epoch = self._entry.epoch if self._entry else 0

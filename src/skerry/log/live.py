@@ -74,12 +74,12 @@ class LiveSubscription(Subscription):
 
     async def close(self) -> None:
         """Stop."""
-        if self._checking is not None:
-            self._checking.cancel()
-            await asyncio.gather(self._checking, return_exceptions=True)
         if not self._closed:
             self._leave()
         await super().close()
+
+    def _under_way(self) -> list[asyncio.Task[None] | None]:
+        return [*super()._under_way(), self._checking]
 
     def _leave(self) -> None:
         """Have the engine forget the consumer. If this does not arrive, it does so by itself."""
@@ -89,7 +89,9 @@ class LiveSubscription(Subscription):
                 self._connection.publish(f"{prefix}CONSUMER.DELETE.{self._stream}.{self._consumer}")
 
     def _is_over(self) -> bool:
-        ends = self._segment.is_active and not self.pending
+        # What is pending in the next segment is known when the repair that leads there is over.
+        is_known = self._repairing is None and not self._is_broken
+        ends = is_known and self._segment.is_active and not self.pending
         return self._bounded and ends and not self._held_back
 
     def _is_bounded(self) -> bool:
@@ -195,19 +197,24 @@ class LiveSubscription(Subscription):
                 there = [reply for reply in taken if index_of(reply) <= last]
                 chain = kept.chain if kept else ()
                 newest = await self._compare(chain, there)
+                agreed = None
                 if newest is not None and not newest.is_same:
-                    await self._go_back(chain, taken, newest.place)
-                    return
-                if len(there) == len(taken):
-                    return
+                    agreed = await self._agreed(chain, taken, newest.place)
+                # A segment that was emptied meanwhile seemed to have nothing.
+                if kept is not None and chain == await self._chain_now():
+                    if agreed is not None:
+                        self._go_back(agreed)
+                        return
+                    if len(there) == len(taken):
+                        return
             await asyncio.sleep(wait)
             wait = min(2 * wait, CATCH_UP_MOST)
             if self._settle is not None:
                 # It is still wanted. This says so if the topic is gone for good.
                 self._entry = await self._settle()
 
-    async def _go_back(self, chain: Chain, taken: list[bytes], end: int) -> None:
-        """From `end` on the log has other events: find where that begins."""
+    async def _agreed(self, chain: Chain, taken: list[bytes], end: int) -> int:
+        """From `end` on the log has other events: the last index before that begins."""
         low, agreed = 0, -1
         while low < end:
             middle = (low + end) // 2
@@ -219,10 +226,18 @@ class LiveSubscription(Subscription):
                 agreed = low + newest.place
             low = middle + 1
         if agreed >= 0:
-            self._position = index_of(taken[agreed])
-        else:  # further back than is remembered: as far as a home since then did not have
-            fork = self._entry.fork(self.epoch) if self._entry else 0
-            self._position = min(fork, index_of(taken[0]) - 1)
+            return index_of(taken[agreed])
+        # Further back than is remembered: as far as a home since then did not have.
+        fork = self._entry.fork(self.epoch) if self._entry else 0
+        return max(min(fork, index_of(taken[0]) - 1), (self._start.index or 1) - 1)
+
+    def _go_back(self, position: int) -> None:
+        """Read on behind `position`: what came beyond, and waits here, is not part of the log."""
+        self._position = position
+        kept = [event for event in self._held if event.index <= position]
+        self._held.clear()
+        self._held.extend(kept)
+        self._held_back.clear()
         log.warning(
             "events of %s behind index %d were lost with their home; reading on from there",
             self.topic,

@@ -169,6 +169,8 @@ class Reader:
         subscription = LiveSubscription(
             self._jetstream, owner, topic, Start(index=start), settle=settle, chain=log.chain
         )
+        if (entry := self._routes.newest(owner)) is not None:
+            subscription.epoch = entry.epoch
         async with await subscription.open(), aclosing(subscription.drain(end)) as events:
             async for event in events:
                 yield event

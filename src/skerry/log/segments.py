@@ -142,9 +142,12 @@ def chain(topic: str, places: Sequence[tuple[int, int]]) -> Chain:
 
 
 def is_home(info: Info, epoch: int) -> bool:
-    """Whether a stream is the home of `epoch`. The one that the entry names may still be welded: it
-    ends somewhere then, and what is behind that seems not to be stored."""
-    return (info["config"].get("metadata") or {}).get("skerry.epoch") == str(epoch)
+    """Whether a stream is the home of `epoch`, and open. The one that the entry names may still be
+    welded: it ends somewhere then, and what is behind that seems not to be stored. That of a former
+    home has the epoch that it had, and may be empty."""
+    config = info["config"]
+    takes = any(not subject.startswith("_frozen.") for subject in config.get("subjects") or ())
+    return takes and (config.get("metadata") or {}).get("skerry.epoch") == str(epoch)
 
 
 def listing(places: Sequence[tuple[int, int]]) -> str:
