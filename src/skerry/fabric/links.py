@@ -114,6 +114,8 @@ class Links:
         self._used: dict[str, float] = {}
         self._locked = True
         self._applied: Wiring | None = None
+        self._leaving: set[str] = set()
+        """Peers that may not dial any more, and may still be linked."""
         self._apply_lock = asyncio.Lock()
         self._changed = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
@@ -306,7 +308,10 @@ class Links:
             # The link is gone, and its key with it: the next one has another.
             for peer in pair - {self.site, self._membership.coordination}:
                 if self._membership.seeds.pop(peer, None) is not None:
-                    self._membership.save(self._folder.path)
+                    try:
+                        self._membership.save(self._folder.path)
+                    except OSError as error:  # whoever watches the store beside us is told too
+                        log.warning("the key of the link to %s stays on disk: %s", peer, error)
 
     async def _keep_wired(self) -> None:
         """Follow the records; drop wants that nobody renews."""
@@ -317,6 +322,8 @@ class Links:
                 await self._tend()
             except SkerryError as error:
                 log.warning("links could not be changed now: %s", error.what)
+            except (Down, OSError) as error:  # the latter if the disk is full
+                log.warning("links could not be changed now: %r", error)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(self._settings.link_idle / 4, 0.05)):
                     await self._changed.wait()
@@ -393,26 +400,30 @@ class Links:
                 locked = self._locked
             self._locked = locked
             wiring = self.wiring(locked)
-            if wiring == self._applied:
-                return
-            old = self._applied
-            write_conf(self._folder, self._settings, self._ports, wiring)
-            try:
-                await self._system.reload()
-                self._applied = wiring
-            except (Down, SkerryError) as error:
-                log.warning("the engine was not reloaded: %s", error)
-                raise Unavailable(
-                    "the engine did not take its configuration",
-                    "Look into engine.log in the data folder.",
-                ) from None
-            finally:
-                # Should the engine die, it comes back asleep and locked.
-                asleep = msgspec.structs.replace(wiring, asleep=True, locked=True)
-                write_conf(self._folder, self._settings, self._ports, asleep)
-            gone = {link.peer for link in old.inbound} if old else set()
-            for peer in gone - {link.peer for link in wiring.inbound}:
+            if wiring != self._applied:
+                await self._load(wiring)
+            for peer in sorted(self._leaving):
                 await self._system.drop(peer)  # a reload does not end what is already linked
+                self._leaving.discard(peer)
+
+    async def _load(self, wiring: Wiring) -> None:
+        """Have the engine take its configuration anew."""
+        self._leaving |= {link.peer for link in self._applied.inbound} if self._applied else set()
+        self._leaving -= {link.peer for link in wiring.inbound}
+        write_conf(self._folder, self._settings, self._ports, wiring)
+        try:
+            await self._system.reload()
+        except (Down, SkerryError) as error:
+            log.warning("the engine was not reloaded: %s", error)
+            raise Unavailable(
+                "the engine did not take its configuration",
+                "Look into engine.log in the data folder.",
+            ) from None
+        finally:
+            # Should the engine die, it comes back asleep and locked.
+            asleep = msgspec.structs.replace(wiring, asleep=True, locked=True)
+            write_conf(self._folder, self._settings, self._ports, asleep)
+        self._applied = wiring
 
     def engine_restarted(self) -> None:
         """The engine came back, locked and with the links that the file named."""

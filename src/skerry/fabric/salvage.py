@@ -5,6 +5,8 @@ acknowledged them at level `home` and died before a replica had them. Each is pu
 home with its own id, unless the new home has it already, because its publisher sent it again.
 
 What was written on a condition that does not hold any more counts for nothing, and is left behind.
+So is what the new home would have let go by now, had it been there in time: it may have had it, and
+nobody can tell. An event that its topic does not take any more is left behind with a warning.
 Events that came out of an outbox are left alone: their outbox keeps them until enough replicas
 have them, and the new home reads it from where its own log ends.
 """
@@ -12,12 +14,15 @@ have them, and the new home reads it from where its own log ends.
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
+from collections import defaultdict
 from contextlib import aclosing
 
-from skerry.engine.jetstream import JetStream
+from skerry.engine.jetstream import ApiError, JetStream
 from skerry.engine.link import Down
 from skerry.engine.wire import NO_RESPONDERS
-from skerry.errors import Conflict, Unavailable
+from skerry.errors import Conflict, EventTooLarge, SkerryError, Unavailable
 from skerry.log.follow import Start
 from skerry.log.frames import outcome_of
 from skerry.log.live import LiveSubscription
@@ -25,10 +30,18 @@ from skerry.log.segments import is_home
 from skerry.model.event import ID_HEADER, Event, reply_of
 from skerry.model.fabric import TopicEntry
 from skerry.model.names import write_subject
+from skerry.model.topic import TopicSettings
+
+log = logging.getLogger("skerry.fabric")
 
 SOURCE_HEADER = "Nats-Stream-Source"
 PATIENCE = 10.0
 """Seconds that the new home may take for one event."""
+STORED_HEADER = "Skerry-Stored"
+"""When an event that was brought home was first stored, in nanoseconds since 1970. It is told where
+events age out: what is older must not look newer because it came later."""
+HEADERS_TOO_LARGE = 10097
+"""The engine's refusal of an event whose headers it cannot store."""
 
 
 async def salvage(
@@ -55,16 +68,57 @@ async def salvage(
     if not is_home(info, entry.epoch):
         raise Unavailable(f"{entry.home}, the home of {entry.name}, has no log yet")
     end = int(info["state"]["last_seq"])
-    known = set()
+    there = There(entry.settings, info["state"]["first_seq"] > fork + 1)
     if end > fork:
         async for event in events_of(remote, entry.name, entry.stream, fork + 1, end):
-            known.add(event.id)
+            there.add(event)
     count = 0
     for identity, event in mine:
-        if identity not in known:
-            end = max(end, await _publish(jetstream, entry, identity, event))
-            count += 1
+        if identity not in there.ids and not there.is_past(event):
+            index = await _publish(jetstream, entry, identity, event)
+            end = max(end, index)
+            count += index > 0
     return count, end
+
+
+class There:
+    """What a home has behind a fork; and whether it `has_let_go` of events that were there."""
+
+    def __init__(self, settings: TopicSettings, has_let_go: bool) -> None:
+        self.ids: set[str | None] = set()
+        self._settings = settings
+        self._has_let_go = has_let_go
+        self._times: defaultdict[bytes, list[int]] = defaultdict(list)
+        self._first: int | None = None
+
+    def add(self, event: Event) -> None:
+        """The next event that the home has."""
+        self.ids.add(event.id)
+        if self._first is None:
+            self._first = stored_at(event)
+        if self._settings.keep_last:
+            self._times[event._subject].append(stored_at(event))
+
+    def is_past(self, event: Event) -> bool:
+        """Whether the home would have let go of an event by now, had it been given it in time."""
+        settings, stored = self._settings, stored_at(event)
+        if settings.keep_last:
+            newer = sum(other > stored for other in self._times[event._subject])
+            if newer >= settings.keep_last:
+                return True
+        if settings.max_age and stored < time.time_ns() - settings.max_age * 1e9:
+            return True
+        # Else the first that it has is only the first that it was given.
+        is_limited = settings.max_events or settings.max_bytes or settings.max_age
+        if is_limited and self._has_let_go and self._first is not None:
+            return stored < self._first
+        return False
+
+
+def stored_at(event: Event) -> int:
+    """When an event was first stored, in nanoseconds since 1970, also if it was brought home."""
+    text = event._all().get(STORED_HEADER, "")
+    return int(text) if text.isdecimal() else event.timestamp_ns
 
 
 _KEPT = b"Kept-"
@@ -72,21 +126,24 @@ _KEPT = b"Kept-"
 
 def kept_as(stream: str, event: Event) -> tuple[str, bytes]:
     """Subject and headers under which the tail `stream` keeps an event. What means something to the
-    engine must not do so there. (To mirror it would not do: the engine drops conditions.)"""
+    engine must not do so there. (To mirror it would not do: the engine drops conditions.) The first
+    line is ours: index and time."""
     lines = [b"%b%b" % (_KEPT, line) for line in event._head.split(b"\r\n")[1:] if line]
-    head = [b"NATS/1.0", b"%bIndex:%d" % (_KEPT, event.index), *lines, b"", b""]
-    return f"_tail.{stream}.{event._subject.decode()}", b"\r\n".join(head)
+    own = b"%bIndex:%d %d" % (_KEPT, event.index, event.timestamp_ns)
+    return f"_tail.{stream}.{event._subject.decode()}", _block([own, *lines])
 
 
 def restored(stream: str, kept: Event) -> Event:
     """The event that a tail keeps."""
     lines = [line for line in kept._head.split(b"\r\n")[1:] if line.startswith(_KEPT)]
-    lines = [line[len(_KEPT) :] for line in lines]
-    index = next(int(line[6:]) for line in lines if line.startswith(b"Index:"))
-    lines = [line for line in lines if not line.startswith(b"Index:")]
-    head = b"\r\n".join([b"NATS/1.0", *lines, b"", b""])
+    own, *rest = (line[len(_KEPT) :] for line in lines)
+    index, nanoseconds = map(int, own.removeprefix(b"Index:").split())
     subject = kept._subject[len(f"_tail.{stream}.") :]
-    return Event(subject, index, head, kept.data, reply_of(index, kept.timestamp_ns))
+    return Event(subject, index, _block(rest), kept.data, reply_of(index, nanoseconds))
+
+
+def _block(lines: list[bytes]) -> bytes:
+    return b"\r\n".join([b"NATS/1.0", *lines, b"", b""])
 
 
 async def events_of(jetstream: JetStream, topic: str, stream: str, start: int, end: int):  # type: ignore[no-untyped-def]
@@ -101,13 +158,16 @@ async def _publish(jetstream: JetStream, entry: TopicEntry, identity: str, event
     connection = jetstream.connection
     lines = [line for line in event._head.split(b"\r\n")[1:] if line]
     lines = [line for line in lines if not line.lower().startswith(b"nats-msg-id:")]
-    head = b"\r\n".join([b"NATS/1.0", b"Nats-Msg-Id:" + identity.encode(), *lines, b"", b""])
+    lines = [b"Nats-Msg-Id:" + identity.encode(), *lines]
+    heads = [_block(lines)]
+    if entry.settings.forgets and STORED_HEADER not in event._all():
+        heads.append(_block([*lines, f"{STORED_HEADER}:{event.timestamp_ns}".encode()]))
     subject = write_subject(entry.home, event.topic, entry.epoch)
     deadline = connection.now() + PATIENCE
     while connection.now() < deadline:
         await connection.wait_up(deadline)
         try:
-            reply = await connection.request(subject, bytes(event.data), head, timeout=2.0)
+            reply = await connection.request(subject, bytes(event.data), heads[-1], timeout=2.0)
         except (Down, TimeoutError):
             continue
         if reply.status == NO_RESPONDERS:
@@ -118,5 +178,20 @@ async def _publish(jetstream: JetStream, entry: TopicEntry, identity: str, event
             return outcome
         if isinstance(outcome, Conflict):
             return 0
-        raise outcome
+        if not is_unfit(outcome):
+            raise outcome
+        if len(heads) > 1:
+            heads.pop()  # with what we add, it is
+            continue
+        log.warning(
+            "an event of %s that only this site had, index %d, id %s, %d bytes, is lost: %s",
+            event.topic, event.index, identity, len(event.data), outcome.what,
+        )  # fmt: skip
+        return 0
     raise Unavailable(f"the new home of {entry.name} took no salvaged event in time")
+
+
+def is_unfit(refusal: SkerryError) -> bool:
+    """Whether it is the event itself that its topic does not take, now or later."""
+    is_head = isinstance(refusal, ApiError) and refusal.code == HEADERS_TOO_LARGE
+    return is_head or isinstance(refusal, EventTooLarge)

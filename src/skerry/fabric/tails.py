@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections import defaultdict
 from typing import Any
@@ -32,8 +33,12 @@ from skerry.model.names import stream_of, tail_of, topic_of_tail
 log = logging.getLogger("skerry.fabric")
 
 ROOT = "skerry.root"
+OF = "skerry.of"
+"""What a tail is of: the stream, when that was made, and the index at which it was to end."""
 COMPLETE = "skerry.complete"
-"""The mark of a tail that has all that it is for: the stream, by when it was made, and its end."""
+"""The mark of a tail that has all that it is for."""
+STORE = 5.0
+"""Seconds that the engine may take to store some events."""
 AGAIN = 0.25
 AGAIN_MOST = 10.0
 """Seconds after which what failed is tried again, at first and at the most."""
@@ -102,16 +107,18 @@ class Tails:
         if marks.get("skerry.home") != self._logs.site:
             return
         root = marks.get(ROOT, "0")
-        origin = f"{info['created']} {end}"
-        name = tail_of(stream)
-        if (kept := await self._jetstream.stream(name)) is not None:
+        origin = f"{stream} {info['created']} {end}"
+        tails = await self._all(local.name) if local.name in self.kept else []
+        for kept in tails:
             marks = kept["config"].get("metadata") or {}
-            if marks.get(COMPLETE) == origin:
+            if COMPLETE in marks and marks.get(OF) == origin:
                 return
-            if COMPLETE in marks:  # a stream of the same name was there before
-                self.bring_home(local)
-                raise FabricError(f"an earlier tail of {local.name} is brought home first")
-            await self._jetstream.call(f"STREAM.DELETE.{name}")
+            if COMPLETE not in marks and _source(kept) == (stream, info["created"]):
+                await self._delete(kept)  # an attempt that failed
+        # A stream may have to end earlier than it did: so it may have several tails.
+        taken = {kept["config"]["name"] for kept in tails}
+        names = (tail_of(stream_of(local.name, number)) for number in itertools.count())
+        name = next(name for name in names if name not in taken)
         last = await self._logs.newest(stream)
         if last <= end:
             return
@@ -122,7 +129,7 @@ class Tails:
             "num_replicas": 1,
             "allow_direct": True,
             "subjects": [f"_tail.{name}.>"],
-            "metadata": {ROOT: root, FIRST: str(end + 1)},
+            "metadata": {ROOT: root, FIRST: str(end + 1), OF: origin},
         }
         await self._jetstream.call(f"STREAM.CREATE.{name}", config)
         some: list[Event] = []
@@ -133,19 +140,25 @@ class Tails:
                 some = []
         await self._store(name, some)
         config["subjects"] = [f"_frozen.{name}"]
-        config["metadata"][COMPLETE] = origin
+        config["metadata"][COMPLETE] = "1"
         await self._jetstream.call(f"STREAM.UPDATE.{name}", config)
 
     async def _store(self, name: str, events: list[Event]) -> None:
         """Have the tail `name` keep some events, in order."""
         connection = self._jetstream.connection
         frames = [(*kept_as(name, event), bytes(event.data)) for event in events]
-        replies = await asyncio.gather(
-            *(
-                connection.request(subject, data, head, timeout=5.0)
-                for subject, head, data in frames
+        try:
+            replies = await asyncio.gather(
+                *(
+                    connection.request(subject, data, head, timeout=STORE)
+                    for subject, head, data in frames
+                )
             )
-        )
+        except (Down, TimeoutError):
+            raise Unavailable(
+                f"the engine did not say that it has stored {name}",
+                "Look into engine.log in the data folder.",
+            ) from None
         for reply in replies:
             if reply.status or b'"error"' in reply.data:
                 raise FabricError(
@@ -177,14 +190,13 @@ class Tails:
                 if not await self._all(local.name):
                     self.kept.discard(local.name)
             return
-        for info in sorted(tails, key=_first):
-            marks, state = info["config"].get("metadata") or {}, info["state"]
-            if COMPLETE not in marks:
-                raise FabricError("a tail is not complete yet")
-            root, first = int(marks[ROOT]), _first(info)
+        for info in sorted(tails, key=_place):
+            root, first = _place(info)
             if entry.is_another(root):  # of a topic that was deleted
-                await self._jetstream.call(f"STREAM.DELETE.{info['config']['name']}")
+                await self._delete(info)
                 continue
+            if COMPLETE not in info["config"]["metadata"]:
+                info = await self._unfinished(local.name, info)
             if entry.home != self._logs.site and not await self._links.reach(entry.home, 5.0):
                 raise Unavailable(f"no link to {entry.home}")
             # Of a fork that nobody remembers, no more than is known: to look further back would
@@ -196,7 +208,7 @@ class Tails:
                 entry,
                 info["config"]["name"],
                 root,
-                (1, state["last_seq"]),
+                (1, info["state"]["last_seq"]),
                 fork,
             )
             if count:
@@ -206,21 +218,46 @@ class Tails:
             newest = self._logs.entry(local.name)
             if newest is None or newest.epoch != entry.epoch:
                 return
-            await self._jetstream.call(f"STREAM.DELETE.{info['config']['name']}")
+            await self._delete(info)
 
     async def _all(self, name: str) -> list[dict[str, Any]]:
         streams = await self._jetstream.streams()
         return [info for info in streams if topic_of_tail(info["config"]["name"]) == name]
 
+    async def _unfinished(self, name: str, tail: dict[str, Any]) -> dict[str, Any]:
+        """A tail that was not complete when it was looked at, as it is now: it has all that it will
+        ever have. Raises `FabricError` if its stream is there, for then it is made anew."""
+        stream, created = _source(tail)
+        async with self._locks[name]:  # it may just be made
+            source = await self._jetstream.stream(stream)
+            if source is not None and source["created"] == created:
+                raise FabricError("a tail is not complete yet")
+            now = await self._jetstream.stream(tail["config"]["name"])
+            if now is None or _source(now) != (stream, created) or _place(now) != _place(tail):
+                raise FabricError("a tail was made anew")
+            return now
+
+    async def _delete(self, tail: dict[str, Any]) -> None:
+        await self._jetstream.call(f"STREAM.DELETE.{tail['config']['name']}")
+
     async def forget(self, name: str) -> None:
         """The topic was deleted."""
-        if name in self.kept:
-            for info in await self._all(name):
-                with contextlib.suppress(ApiError):
-                    await self._jetstream.call(f"STREAM.DELETE.{info['config']['name']}")
-            self.kept.discard(name)
+        async with self._locks[name]:  # one may just be made
+            if name in self.kept:
+                for info in await self._all(name):
+                    with contextlib.suppress(ApiError):
+                        await self._delete(info)
+                self.kept.discard(name)
 
 
-def _first(tail: dict[str, Any]) -> int:
-    """The index of the first event that a tail may keep."""
-    return int((tail["config"].get("metadata") or {}).get(FIRST, 0))
+def _place(tail: dict[str, Any]) -> tuple[int, int]:
+    """Where a tail comes among others: the epoch whose history its stream was part of, and the
+    index of the first event that it may keep."""
+    marks = tail["config"]["metadata"]
+    return int(marks[ROOT]), int(marks[FIRST])
+
+
+def _source(tail: dict[str, Any]) -> tuple[str, str]:
+    """The stream that a tail is of, and when that was made."""
+    stream, created, _ = tail["config"]["metadata"][OF].split()
+    return stream, created
