@@ -13,13 +13,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from skerry.directory.store import PREFIX, STREAM
 from skerry.engine.jetstream import JetStream
 from skerry.engine.link import Down
+from skerry.engine.wire import Connection
 from skerry.errors import Unavailable
 from skerry.log.read import Reader, stored_event
 from skerry.log.route import Routes
 from skerry.model.event import Event, status_of
+from skerry.model.fabric import TopicEntry, topic_key
 from skerry.model.names import stored_subject, stream_of
+from skerry.model.records import read
 
 BATCH = 256
 """Events that are asked for at a time."""
@@ -36,10 +40,42 @@ class Place(NamedTuple):
     home: str
     owner: str
     stream: str
+    epoch: int = 0
+    """0 outside a fabric."""
+
+    @classmethod
+    def of(cls, entry: TopicEntry) -> Place:
+        """The place that the directory names."""
+        return cls(entry.home, entry.name, entry.stream, entry.epoch)
+
+
+async def check_home(connection: Connection, home: str, topic: str, epoch: int) -> None:
+    """Raise `Unavailable` unless site `home` takes itself for the home of `topic` in `epoch`.
+
+    Whoever read there asks this afterwards. A site that hears of another home goes on in another
+    stream, and soon empties the one that was the home's: whoever knows only the earlier entry finds
+    nothing there, and no error. The site's agent acts on what its engine's copy of the directory
+    has. So if that still has the entry, all that was read before was read from the home. (What the
+    emptied stream says of itself does not tell: its metadata is that of the home which it was. And
+    clients may not ask another site's engine for that.)"""
+    key = topic_key(topic)
+    body = msgspec.json.encode({"last_by_subj": PREFIX + key})
+    try:
+        reply = await connection.request(
+            f"$JS.{home}.API.DIRECT.GET.{STREAM}", body, timeout=ANSWER
+        )
+    except (Down, TimeoutError):
+        raise Unavailable(f"site {home} does not answer for {topic}") from None
+    known = None
+    if not reply.status and reply.data:  # else it is deleted, or nobody is there
+        known = read(reply.data, TopicEntry, key, is_newest=False)
+    if known is None or known.epoch != epoch:
+        raise Unavailable(f"{home} is not the home of {topic} yet, or not any more")
 
 
 class Homes:
-    """Asks homes."""
+    """Asks homes. What asks for events raises `Unavailable` if the home does not answer, or is not
+    the home any more: ask again."""
 
     def __init__(self, jetstream: JetStream, routes: Routes, reader: Reader) -> None:
         self._connection = jetstream.connection
@@ -50,16 +86,18 @@ class Homes:
         """Where a topic is. Raises `UnknownTopic`."""
         entry = await self._routes.find(topic)
         if entry is not None:
-            return Place(entry.home, entry.name, entry.stream)
+            return Place.of(entry)
         owner = await self._reader.owner(topic)
         return Place(self._routes.site, owner, stream_of(owner))
 
     async def newest(self, topic: str) -> int:
         """The index of a feed's newest event; 0: it has none."""
         place = await self.place(topic)
+        found = 0
         async for event in self._get(place, {"last_by_subj": stored_subject(topic)}):
-            return event.index
-        return 0
+            found = event.index
+        await self._check(place)
+        return found
 
     async def latest(self, place: Place) -> int:
         """The newest index of a whole log."""
@@ -68,6 +106,7 @@ class Homes:
         for asked in (subject, f"{subject}.>"):
             async for event in self._get(place, {"last_by_subj": asked}):
                 found = max(found, event.index)
+        await self._check(place)
         return found
 
     async def behind(
@@ -87,9 +126,14 @@ class Homes:
                 yield event
                 count, index = count + 1, event.index
             if count < BATCH:
+                await self._check(place)
                 return
             since = None
             body.pop("start_time", None)
+
+    async def _check(self, place: Place) -> None:
+        if place.epoch:
+            await check_home(self._connection, place.home, place.owner, place.epoch)
 
     async def _get(self, place: Place, body: dict[str, Any]) -> AsyncIterator[Event]:
         connection = self._connection

@@ -328,7 +328,7 @@ class Reading(Items):
         here = member.place.home if member.place else entry.home
         if not member.is_over and entry.home != here and not member.by_copy:
             self._deafen(member)
-            member.place = Place(entry.home, entry.name, entry.stream)
+            member.place = Place.of(entry)
             self._hear(member)
             self._fill(member)
 

@@ -11,6 +11,7 @@ from skerry.engine.jetstream import STREAM_NOT_FOUND, ApiError, JetStream
 from skerry.engine.link import Down
 from skerry.engine.wire import Connection
 from skerry.errors import Unavailable
+from skerry.feeds.home import check_home
 from skerry.functions.journal import Position
 from skerry.log.append import Publisher
 from skerry.log.read import Reader
@@ -88,6 +89,7 @@ class Access:
             info = await self.at_home(entry).call(f"STREAM.INFO.{stream}", timeout=CALL)
             if entry is not None and not is_home(info, entry.epoch):
                 raise Unavailable(f"{entry.home} is not the home of {name} yet, or not any more")
+            await self.check(entry)
             return info
         except ApiError as error:
             if error.code != STREAM_NOT_FOUND:
@@ -97,6 +99,11 @@ class Access:
             raise unknown_topic(name) from None
         except Down:
             raise self.connection.unavailable() from None
+
+    async def check(self, entry: TopicEntry | None) -> None:
+        """Raise `Unavailable` unless what was read until now was read from the home."""
+        if entry is not None:
+            await check_home(self.connection, entry.home, entry.name, entry.epoch)
 
     def publisher(
         self, topic: str, *, ack: Ack | None = "quorum", timeout: float | None = None

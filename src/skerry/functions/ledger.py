@@ -127,26 +127,28 @@ class Ledger:
             timeout=CALL,
             recovering=entry is not None,
         )
-        if reply.status == 404:
-            return 0
-        if reply.status and entry is not None:
+        if reply.status not in (0, 404) and entry is not None:
             raise Unavailable(f"{entry.home} is not the home of {self._topic} yet")
-        if reply.status:
+        if reply.status not in (0, 404):
             raise unknown_topic(self._topic)
-        return int(parse_headers(reply.head)["Nats-Sequence"])
+        await self._access.check(entry)
+        return 0 if reply.status else int(parse_headers(reply.head)["Nats-Sequence"])
 
     async def _write_claim(self, last: int) -> None:
         self._mark = only_if(f"{self._topic}/{CLAIM}", last)
         try:
             self._claim = await (await self._send(b"", CLAIM))
         except Conflict:
-            raise Conflict(
-                f"another host claimed the journal {self._topic}", "It goes on there."
-            ) from None
+            raise self._taken() from None
         self._mark = only_if(f"{self._topic}/{CLAIM}", self._claim)
         self.verified = self._access.connection.clock
 
+    def _taken(self) -> Conflict:
+        return Conflict(f"another host claimed the journal {self._topic}", "It goes on there.")
+
     async def _read(self, entry: TopicEntry | None) -> Journal:
+        """The journal up to our claim, which is its newest event; all of it, or this raises."""
+        last = 0
         records: list[Record] = []
         values: list[Kept] = []
         start = len(self._topic) + 1
@@ -159,7 +161,7 @@ class Ledger:
         )
         async with await subscription.open(), aclosing(subscription.drain(self._claim)) as events:
             async for event in events:
-                place = event.topic[start:]
+                last, place = event.index, event.topic[start:]
                 kind: Any = {"r": Record, "k": Kept}.get(place.partition("/")[0])
                 if kind is None:
                     continue
@@ -169,4 +171,7 @@ class Ledger:
                     records.append(found)
                 elif isinstance(found, Kept):
                     values.append(found)
+        await self._access.check(entry)
+        if last != self._claim:  # only the newest claim is kept
+            raise self._taken()
         return Journal.of(records, values)

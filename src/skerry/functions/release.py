@@ -206,6 +206,7 @@ class Release:
                     last,
                     set(ids),
                 )
+                await self._access.check(entry)
                 if epoch_of(await self._access.routes.find(name)) == epoch_of(entry):
                     break
             except UnknownTopic:

@@ -28,7 +28,7 @@ from skerry.engine.address import Address
 from skerry.engine.jetstream import JetStream
 from skerry.engine.link import Down
 from skerry.engine.wire import Connection
-from skerry.errors import SkerryError, UnknownTopic
+from skerry.errors import SkerryError, Unavailable, UnknownTopic
 from skerry.log.read import Reader
 from skerry.log.route import Routes
 from skerry.log.segments import Moved, index_since, look, look_at_chain
@@ -46,6 +46,8 @@ ASK_AGAIN = 2.0
 """Seconds between asking replicas to tell how far they are; they tell for five."""
 LOOK_AGAIN = 1.0
 """Seconds between looks for new topics of a pattern."""
+SETTLE = 0.05
+"""Seconds between looks at a log that is being put together anew."""
 AWAY: Literal["away"] = "away"
 
 
@@ -143,7 +145,8 @@ class Logs:
         return self._run(all_of_them())
 
     def index_at(self, topic: str, when: datetime) -> int:
-        """The index of the first event at `when` or later; behind the last if there is none."""
+        """The index of the first event at `when` or later; behind the last if there is none. Raises
+        `Unavailable` if the log does not come to rest."""
         return self._run(self._index_at(topic, when))
 
     async def _names(self) -> list[str]:
@@ -234,10 +237,22 @@ class Logs:
             states[report.site] = State(report.site, report.epoch, report.last)
 
     async def _index_at(self, topic: str, when: datetime) -> int:
-        chain = await look_at_chain(self._jetstream, topic)
-        with contextlib.suppress(Moved):
-            index = await index_since(self._jetstream, chain or (), when)
-            if index is not None:
-                return index
+        deadline = time.monotonic() + self._site.timeout
+        while True:
+            chain = await look_at_chain(self._jetstream, topic)
+            with contextlib.suppress(Moved):
+                index = await index_since(self._jetstream, chain or (), when)
+                # Else a segment may have been emptied before it was asked.
+                if await look_at_chain(self._jetstream, topic) == chain:
+                    break
+            if time.monotonic() > deadline:
+                raise Unavailable(
+                    f"the log of {topic} at site {self._routes.site} changes all the time: where "
+                    f"{when.isoformat()} is in it cannot be told",
+                    "Try again; look with `skerry doctor`.",
+                )
+            await asyncio.sleep(SETTLE)
+        if index is not None:
+            return index
         log = await self._look(topic)
         return log.last + 1 if isinstance(log, Log) else 1

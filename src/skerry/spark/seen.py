@@ -178,21 +178,38 @@ def stored_ids(
     addresses: list[Address], topic: str, prefix: str, start: dict[str, Any]
 ) -> set[str]:
     """The ids that begin with `prefix` of all events that `topic` has from `start` on, as its home
-    has them. Raises `Lost` or `OSError` if that cannot be read now."""
+    has them. Raises `Lost` or `OSError` if that cannot be read now, or if who was asked turns out
+    not to be the home any more."""
     with contextlib.closing(Socket(addresses, SILENCE)) as wire:
         return _scan(wire, topic, prefix, start)
 
 
 def _scan(wire: Socket, topic: str, prefix: str, start: dict[str, Any]) -> set[str]:
-    subject = f"$JS.API.DIRECT.GET.{stream_of(topic)}"
+    at = _entry(wire, topic, "$JS.API")
+    if at is None:
+        return _ids(wire, topic, f"$JS.API.DIRECT.GET.{stream_of(topic)}", prefix, start)
+    api = f"$JS.{at.home}.API"
+    found = _ids(wire, topic, f"{api}.DIRECT.GET.{at.stream}", prefix, start)
+    # See `skerry.feeds.home.check_home`: a former home answers as if there were no rows.
+    known = _entry(wire, topic, api)
+    if known is None or known.epoch != at.epoch:
+        raise Lost(f"{at.home} is not the home of {topic} yet, or not any more")
+    return found
+
+
+def _entry(wire: Socket, topic: str, api: str) -> TopicEntry | None:
+    """Where `topic` lives, as the site behind `api` knows; None: it knows of no such topic."""
     key = {"last_by_subj": PREFIX + topic_key(topic)}
-    status, entry = wire.ask(f"$JS.API.DIRECT.GET.{STREAM}", key)
-    if entry and not status:  # in a fabric
-        try:
-            at = msgspec.convert(entry, TopicEntry)
-        except msgspec.ValidationError as error:
-            raise Lost(f"where {topic} lives cannot be read ({error})") from None
-        subject = f"$JS.{at.home}.API.DIRECT.GET.{at.stream}"
+    status, entry = wire.ask(f"{api}.DIRECT.GET.{STREAM}", key)
+    if status or not entry:
+        return None
+    try:
+        return msgspec.convert(entry, TopicEntry)
+    except msgspec.ValidationError as error:
+        raise Lost(f"where {topic} lives cannot be read ({error})") from None
+
+
+def _ids(wire: Socket, topic: str, subject: str, prefix: str, start: dict[str, Any]) -> set[str]:
     found: set[str] = set()
     ask = {**start, "batch": BATCH}
     while True:
