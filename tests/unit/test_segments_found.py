@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from skerry.fabric.streams import FIRST, FORK, WELDED, Local, cut_at, sort_out
+from skerry.fabric.streams import FIRST, FORK, WELDED, Local, cut_at, learn, sort_out
 
 
 def stream(first: int | None = None, welded: bool = False) -> dict[str, Any]:
@@ -81,3 +81,14 @@ def test_who_reads_a_segment_that_left_the_chain_is_told_where_it_ends() -> None
     assert {segment.stream: segment.last for segment in local.frozen} == {"t~x": 90, "t~x~~1": 90}
     local.ends = {}
     assert {segment.stream: segment.last for segment in local.frozen} == {"t~x": 90}
+
+
+def test_a_segment_that_is_not_positioned_yet_ends_where_the_one_before_does() -> None:
+    """An election that took it for empty would begin at nothing."""
+    local = Local("t", "a")
+    local.places = [(0, 1), (1, 61)]
+    mirror = {"config": {"name": "t~t~~1", "mirror": {"name": "x"}}}
+    learn(local, mirror | {"state": {"last_seq": 0, "messages": 0}}, "fabric")
+    assert local.copy.last == 60
+    learn(local, mirror | {"state": {"last_seq": 70, "messages": 10}}, "fabric")
+    assert local.copy.last == 70

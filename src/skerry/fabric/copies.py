@@ -39,7 +39,7 @@ from skerry.fabric.mending import Mending
 from skerry.fabric.opening import Openings
 from skerry.fabric.peers import Peers
 from skerry.fabric.replacement import Replacement
-from skerry.fabric.streams import Local, cut_at, differs
+from skerry.fabric.streams import Local, cut_at, differs, end_of
 from skerry.fabric.tails import Tails
 from skerry.fabric.tasks import Tasks
 from skerry.log.segments import Segment
@@ -110,6 +110,7 @@ class Copies:
         await self.following.close()
         await self.mending.close()
         await self.tails.close()
+        await self.durables.close()
         await self._replacement.close()
         await self.openings.close()
         await self._tasks.close()
@@ -146,7 +147,7 @@ class Copies:
 
     async def reconcile(self) -> None:
         """Bring every log here in line with a fresh directory, before clients may write."""
-        await self.logs.tidy()
+        await self._tidy()
         for name in list(self.tails.kept):
             if self.entry(name) is None:
                 await self.tails.forget(name)
@@ -166,6 +167,15 @@ class Copies:
             if self.site in entry.members and not local.kind:
                 await self._settle_or_later(local, entry)
 
+    async def _tidy(self) -> None:
+        """Finish what a crash left unfinished, before anybody reads."""
+        await self.logs.tidy()
+        for local in self.logs:
+            if local.weld is not None:
+                await self.mending.finish(local)
+            if local.weld is not None:
+                self.mending.begin(local)  # also where a log is not settled just now
+
     async def _settle_or_later(self, local: Local, entry: TopicEntry) -> None:
         """One log that cannot be settled does not keep the others from being served. Only a home
         that is open must not stay as it is."""
@@ -180,7 +190,7 @@ class Copies:
     async def reconcile_alone(self, confirmed: Collection[str]) -> None:
         """The same with what is known while the directory is away: of the homes that others may
         have replaced only those in `confirmed` open, the others are shut."""
-        await self.logs.tidy()
+        await self._tidy()
         for local in self.logs:
             entry = self.entry(local.name)
             if entry is None:
@@ -242,8 +252,11 @@ class Copies:
                 return None
             if local.kind == "home" and local.epoch < epoch:
                 await self.logs.freeze(local)
-            local.copy.seal(epoch)
-            await self.logs.write_marks(local)
+            reached = self._reached(local)
+            for copy in (local.copy, reached):
+                copy.seal(epoch)
+            await self.logs.write_marks(local, reached)
+            local.copy.label, local.copy.aside = reached.label, reached.aside
             if local.kind == "copy":
                 self.following.relay.again(local.stream)  # no answer while it is sealed
             last = await self.logs.measure(local)
@@ -263,8 +276,16 @@ class Copies:
         if info is None:
             return None
         local.count = info["state"]["messages"] if not local.is_split else 0
-        await self._advance(local, info["state"]["last_seq"])
+        await self._advance(local, end_of(local, info))
         return self._state(local)
+
+    def _reached(self, local: Local) -> Copy:
+        """The copy here, with the label of the epoch that it follows if it has reached that one's
+        base: whoever marks that looks now and then, and an election is to count all."""
+        further, entry = local.copy.twin(), self.entry(local.name)
+        if entry is not None and further.following == entry.epoch:
+            further.advance(further.last, entry.base)
+        return further
 
     def _state(self, local: Local) -> State:
         return msgspec.structs.replace(
@@ -389,15 +410,15 @@ class Copies:
     async def _settle(self, local: Local, entry: TopicEntry) -> None:
         info = await self.logs.look(local)
         # The log of a topic that was deleted while we were away; this one has its name.
-        if local.is_ours and entry.is_another(local.copy.root):
+        if local.is_ours and entry.is_another(local.copy.state().root):
             await self._delete(local)
         if (aside := local.copy.aside) is not None:
             end = fork_of(aside.root, aside.last, entry.lineage)
             local.ends = cut_at([], local.ends, end)
-        if entry.epoch < local.copy.sealed and entry.home != self.site:
-            return  # we have promised a later one
         if entry.home == self.site:
             await self._be_home(local, entry, info)
+        elif entry.epoch < local.copy.sealed:  # we have promised a later one
+            await self._leave_history(local, entry)
         elif local.kind in ("home", "frozen"):
             await self.logs.freeze(local)
             local.copy.seal(entry.epoch)  # it helps no earlier one, whatever becomes of us
@@ -409,24 +430,38 @@ class Copies:
             await self._make_copy(local, entry)
         self.mending.begin(local)
 
+    async def _leave_history(self, local: Local, entry: TopicEntry) -> None:
+        """A forked log that has promised a later epoch rolls, and follows nobody: who sealed it
+        counts it up to its fork in any case, and only when it ends there may it be chosen. It might
+        hold what no other member does that answers."""
+        copy = local.copy
+        if local.kind and is_forked(copy.root, copy.last, entry.lineage):
+            await (self.logs.stop(local) if local.kind == "copy" else self.logs.freeze(local))
+            await self._roll(local, entry)
+
     async def _roll(self, local: Local, entry: TopicEntry) -> None:
-        """Keep the log here as far as it is part of the history, and follow behind that. One that
-        lost events is not worth keeping; one that the events beyond have thinned out is copied anew
-        beside it."""
+        """Keep the log here as far as it is part of the history, and follow behind that, unless it
+        has promised a later epoch. One that lost events is not worth keeping; one that the events
+        beyond have thinned out is copied anew beside it. Both stay as they are while an election
+        may count on them."""
         before, tide = local.copy, self.openings.tide
         is_sound = tide is None or local.name not in tide.lost
         is_kept = is_sound and self._is_needed(local, entry)
+        is_promised = before.sealed > entry.epoch
         copy = before.twin()
         if (end := copy.roll(entry.lineage) if is_kept else None) is None:
-            self._replacement.begin(local)
+            if not is_promised:
+                self._replacement.begin(local)
             return
         is_thinned = local.thins or entry.settings.keep_last is not None or before.aside is not None
         is_beside = is_thinned and end < before.last
         if is_beside:
+            if is_promised:
+                return  # it could copy nothing yet, and readers would have nothing
             copy = before.twin()
             copy.begin_beside()
-        copy.follow(entry.lineage)
-        copy.join(copy.last, entry.lineage)
+        if copy.follow(entry.lineage):
+            copy.join(copy.last, entry.lineage)  # else the root stays: it is still its history
         if is_beside and copy.label < entry.epoch:
             local.delivers = False  # plain subscribers do not get the history once more
         local.copy = copy
@@ -436,6 +471,8 @@ class Copies:
             if local.kind != "copy":
                 local.copy = before  # what it claims is not on disk
             raise
+        if is_promised:
+            return
         self.following.choose(local, entry)
         if copy.label < entry.epoch:
             self._tasks.spawn(self._catch_up(local, entry.epoch))
@@ -457,11 +494,14 @@ class Copies:
         if local.lease is not None:
             local.lease.cancel()
             local.lease = None
-        if local.is_split and entry.epoch >= local.copy.sealed:
+        if not local.is_whole and entry.epoch >= local.copy.sealed:
             self.mending.begin(local)
             raise FabricError(f"the log of {entry.name} here is put together first", "Try again.")
         if entry.epoch < local.copy.sealed:
             return  # we have promised a later one
+        if self._is_another_home(local, entry) and local.copy.twin().lead(entry.lineage):
+            await self._begin_next(local, entry)
+            return
         if not local.copy.lead(entry.lineage):
             await self.logs.freeze(local)
             self._give_away(entry, f"has a log that ends at {local.copy.last}")
@@ -475,6 +515,24 @@ class Copies:
         local.checked = self.starts
         local.parent = ""
         await self.following.leave(local)
+
+    def _is_another_home(self, local: Local, entry: TopicEntry) -> bool:
+        """Whether the stream that is to lead is not what this site told of it when it was chosen:
+        its engine has started since, and has forgotten ids; or it rolled."""
+        told = self._state(local)
+        has_forgotten = told.young and not entry.forgetful
+        is_promoted = local.kind in ("copy", "frozen")
+        return is_promoted and (has_forgotten or told.segment != entry.segment)
+
+    async def _begin_next(self, local: Local, entry: TopicEntry) -> None:
+        """Lead in the next epoch, whose entry says what is so. Nobody has followed this site, nor
+        written to it, in the one that it does not open."""
+        last = await self.logs.measure(local)
+        newest = self.entry(entry.name)  # its settings may be others
+        if newest is None or newest.epoch != entry.epoch:
+            raise FabricError(f"epoch {entry.epoch} of {entry.name} is not known yet", "Wait.")
+        fresh = next_epoch(newest, newest.members, last, self._state(local))
+        await self._store.put(topic_key(entry.name), fresh)
 
     async def _reopen(self, local: Local, entry: TopicEntry) -> None:
         """No member is ahead: a home that was shut for that opens again. One that was shut for
@@ -552,17 +610,21 @@ class Copies:
             self._tasks.spawn(self._catch_up(local, entry.epoch))
 
     async def _catch_up(self, local: Local, epoch: int) -> None:
-        """Mark the copy as complete once it has reached the base."""
+        """Mark the copy as complete once it has reached the base, whatever the engine says in
+        between: nobody else looks for that in this epoch."""
         wait = 0.01
         while local.copy.following == epoch and local.copy.label < epoch:
-            if await self.state(local.name) is None:
-                return
+            try:
+                if await self.state(local.name) is None:
+                    return
+            except (SkerryError, Down, TimeoutError) as error:
+                log.debug("the copy of %s here is not marked yet: %s", local.name, error)
             await asyncio.sleep(wait)
             wait = min(wait * 1.5, 0.5)
         if not local.delivers and local.copy.label == epoch:
             local.delivers = True
             if (entry := self.entry(local.name)) is not None:
-                await self.settle(entry)
+                await self.settle_quietly(entry)
 
     async def _advance(self, local: Local, last: int) -> None:
         entry, copy = self.entry(local.name), local.copy

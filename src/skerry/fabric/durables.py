@@ -11,16 +11,18 @@ the event behind what was acknowledged.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable
 
 import msgspec
 
 from skerry.directory.store import Store
-from skerry.engine.jetstream import JetStream
+from skerry.engine.jetstream import STREAM_NOT_FOUND, ApiError, JetStream
 from skerry.errors import Conflict, SkerryError, Unavailable
 from skerry.fabric.links import Links
 from skerry.fabric.peers import Peers
+from skerry.fabric.tasks import Tasks
 from skerry.log.segments import (
     Chain,
     Info,
@@ -35,6 +37,10 @@ from skerry.log.segments import (
 )
 from skerry.model.fabric import SubscriptionRecord, TopicEntry, subscription_key, topic_key
 from skerry.model.names import stream_of, topic_of_stream
+
+NOTED = 1.0
+"""Seconds that are given to writing down where a subscription is before it is removed and made
+anew. Should the site die between these two while the hub is away, it would be lost."""
 
 
 class Durables:
@@ -58,6 +64,13 @@ class Durables:
         self._floors: dict[tuple[str, str], int] = {}
         self._new: set[tuple[str, str]] = set()
         """Subscriptions that were opened here and of which nothing is written down yet."""
+        self._removed: dict[tuple[str, str], SubscriptionRecord] = {}
+        """Those that were removed to be made anew, until they are."""
+        self._tasks = Tasks("writing down where subscriptions are")
+
+    async def close(self) -> None:
+        """Stop."""
+        await self._tasks.close()
 
     async def fetch(self, entry: TopicEntry, subscription: str) -> None:
         """Have a durable subscription here: from the site where it was read last."""
@@ -66,7 +79,9 @@ class Durables:
             if (name, subscription) in self._new:
                 await self.note_new()
             return
-        record = self._store.get(subscription_key(name, subscription), SubscriptionRecord)
+        record = self._removed.get((name, subscription)) or self._store.get(
+            subscription_key(name, subscription), SubscriptionRecord
+        )
         if record is None:
             # Others are to know that it is here, before it has come anywhere.
             self._new.add((name, subscription))
@@ -79,12 +94,18 @@ class Durables:
                 data = await self._peers.ask(record.site, "peer.subscription.take", body)
                 record = msgspec.json.decode(data, type=SubscriptionRecord | None) or record
         if record.config:
-            await self._make(await self._chain(name), name, subscription, record)
+            try:
+                await self._make(await self._chain(name), name, subscription, record)
+            except ApiError as error:
+                if error.code != STREAM_NOT_FOUND:
+                    raise
+                # The log was welded meanwhile.
+                await self._make(await self._chain(name), name, subscription, record)
         await self._note(name, subscription, record)
 
     async def take(self, name: str, subscription: str) -> SubscriptionRecord | None:
         """Give up a durable subscription to another site; return where it was."""
-        record = None
+        record = self._removed.pop((name, subscription), None)
         while (found := await self._find(name, subscription)) is not None:
             segment, info = found
             record = record or self._record(name, segment, info)
@@ -95,6 +116,7 @@ class Durables:
         """Forget a durable subscription."""
         key = subscription_key(name, subscription)
         self._floors.pop((name, subscription), None)
+        self._removed.pop((name, subscription), None)
         record = self._store.get(key, SubscriptionRecord)
         if record is not None:
             with contextlib.suppress(Conflict, Unavailable):
@@ -154,7 +176,13 @@ class Durables:
         await self._renew(name, old, alone(new_stream))
 
     async def _renew(self, name: str, old: Chain, chain: Chain) -> None:
-        """Remove the consumers of `old`; have durable ones on `chain`."""
+        """Remove the consumers of `old`; have durable ones on `chain`. The hub is told, and nobody
+        waits for it but those that go on in the same segment."""
+        for (topic, subscription), record in list(self._removed.items()):
+            if topic == name:  # an earlier attempt failed
+                await self._make_anew(chain, name, subscription, record)
+        staying: list[tuple[Segment, str]] = []
+        notes: list[asyncio.Task[None]] = []
         for segment in old:
             for info in await self._jetstream.consumers(segment.stream):
                 subscription = info["name"]
@@ -162,14 +190,28 @@ class Durables:
                     await delete_consumer(self._jetstream, segment.stream, subscription)
                     continue
                 record = self._record(name, segment, info)
-                await self._note(name, subscription, record)
-                if self._place(chain, name, record)[0] != segment.stream:
-                    # First, so that whoever looks finds one.
-                    await self._make(chain, name, subscription, record)
-                    await delete_consumer(self._jetstream, segment.stream, subscription)
-                else:
-                    await delete_consumer(self._jetstream, segment.stream, subscription)
-                    await self._make(chain, name, subscription, record)
+                note = self._tasks.spawn(self._note(name, subscription, record))
+                if self._place(chain, name, record)[0] == segment.stream:
+                    staying.append((segment, subscription))
+                    notes.append(note)
+                    continue
+                # First, so that whoever looks finds one.
+                await self._make(chain, name, subscription, record)
+                await delete_consumer(self._jetstream, segment.stream, subscription)
+        if notes:
+            await asyncio.wait(notes, timeout=NOTED)
+        for segment, subscription in staying:
+            now = await self._jetstream.consumer(segment.stream, subscription)
+            if now is not None:
+                record = self._removed[name, subscription] = self._record(name, segment, now)
+                await delete_consumer(self._jetstream, segment.stream, subscription)
+                await self._make_anew(chain, name, subscription, record)
+
+    async def _make_anew(
+        self, chain: Chain, name: str, subscription: str, record: SubscriptionRecord
+    ) -> None:
+        await self._make(chain, name, subscription, record)
+        self._removed.pop((name, subscription), None)
 
     def _place(self, chain: Chain, name: str, record: SubscriptionRecord) -> tuple[str, int]:
         """The stream that a subscription goes on in, and from which index."""
@@ -187,7 +229,7 @@ class Durables:
 
     async def _note(self, name: str, subscription: str, record: SubscriptionRecord) -> None:
         record = msgspec.structs.replace(record, site=self.site)
-        with contextlib.suppress(Conflict, Unavailable):
+        with contextlib.suppress(SkerryError):  # also of a hub that is full: it is told again
             await self._store.put(subscription_key(name, subscription), record)
 
     async def note_new(self) -> None:

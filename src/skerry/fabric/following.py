@@ -69,7 +69,6 @@ class Following:
         self._store = store
         self._links = links
         self._peers = peers
-        self._jetstream = jetstream
         self._welds = welds
         self._on_fork = on_fork
         self._crowded: set[str] = set()
@@ -201,7 +200,8 @@ class Following:
                 "the copy of %s here ends at %d, and %s keeps events from %d on: going on there",
                 local.name, question.start - 1, local.parent, holding.first,
             )  # fmt: skip
-            await self._jetstream.call(f"STREAM.PURGE.{local.stream}", {"seq": holding.first})
+            if not await self._skip(local, entry, question.stream, holding.first):
+                return None
         if local.parent == entry.home and question.start > holding.last + 1:
             await self._renounce(local, entry, question.start - 1, holding.last)
             return None
@@ -214,6 +214,20 @@ class Following:
         if local.parent != entry.home:
             self._tasks.spawn(self._look_for_ring(local, local.parent))
         return local.parent, holding.stream
+
+    async def _skip(self, local: Local, entry: TopicEntry, stream: str, first: int) -> bool:
+        """Have the log begin at `first`, which its active segment `stream` goes on with: before a
+        hole nothing is kept, or whoever reads would go across it unawares. False: that segment, or
+        whom it follows, is another by now."""
+        async with local.lock:
+            if local.stream != stream or local.copy.following != entry.epoch:
+                return False
+            # The active one last: should this fail, or the site die, the engine asks the same
+            # again. What lies beyond a segment's end is left to `Tails`.
+            for segment in local.chain[:-1]:
+                await self._logs.begin_at(segment.stream, segment.last + 1)
+            await self._logs.begin_at(stream, first)
+            return True
 
     async def _join(self, local: Local, entry: TopicEntry, last: int) -> bool:
         """The engine asks for what follows `last`: it has stored all that was under way from the

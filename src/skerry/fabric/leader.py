@@ -160,6 +160,7 @@ class Leader:
                 home=home,
                 epoch=epoch,
                 lineage=(Step(epoch, 0),),
+                born=epoch,
                 members=members,
                 settings=settings,
             )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from skerry.directory.store import Store
@@ -17,14 +17,17 @@ from skerry.fabric.streams import (
     MARKS,
     OPENING,
     Local,
+    Weld,
     copy_config,
     cut_at,
+    end_of,
     frozen_config,
     home_config,
     learn,
     signpost_config,
     sort_out,
 )
+from skerry.log.segments import Chain, Segment
 from skerry.model.fabric import TopicEntry, topic_key
 from skerry.model.names import segment_of_stream, stream_of
 from skerry.model.promotion import Copy
@@ -49,8 +52,8 @@ class Logs:
         self._store = store
         self._deliver_plain = deliver_plain
         self._locals: dict[str, Local] = {}
-        self.left_over: set[str] = set()
-        """Streams of topics that are no segments: what a crash left unfinished."""
+        self._unfinished: set[str] = set()
+        """Topics with streams that are no segments: what a crash left."""
 
     def __iter__(self) -> Iterator[Local]:
         return iter(list(self._locals.values()))
@@ -92,10 +95,19 @@ class Logs:
             if is_older(local):
                 continue  # whoever changes it knows better
             what = sort_out(numbered)
-            if not local.is_mending:
-                self.left_over |= {stream_of(name, number) for number in what.left_over}
+            if what.left_over - what.welded.keys():
+                self._unfinished.add(name)
             if not what.places:
                 continue
+            taken = {number: numbered[number]["state"] for number in what.welded}
+            if local.weld is None and any(
+                number or state["messages"] or state.get("consumer_count")
+                for number, state in taken.items()
+            ):
+                old = (
+                    Segment(stream_of(name, number), 1, end) for number, end in what.welded.items()
+                )
+                local.weld = Weld(tuple(old))
             if local.places[-1] != what.places[-1]:
                 local.copy = Copy(self.site)  # the marks of another segment
             local.places, local.ends = what.places, what.ends
@@ -109,18 +121,34 @@ class Logs:
                     del self._locals[local.name]
 
     async def tidy(self) -> None:
-        """Finish what a crash left unfinished, before anything else."""
-        for stream in self.left_over:
-            with contextlib.suppress(ApiError):
-                await self._jetstream.call(f"STREAM.DELETE.{stream}")
-        self.left_over.clear()
+        """Finish what a crash left unfinished, before anything else. What is left of a weld is done
+        by `Mending.finish`."""
+        for name in list(self._unfinished):
+            if (local := self._locals.get(name)) is not None:
+                async with local.lock:
+                    await self._tidy(local)
+            self._unfinished.discard(name)
         for local in self:
             if local.kind and local.places != [(0, 1)]:
                 async with local.lock:
                     await self._position(local)
                     await self._list(local)
-                    if 0 not in dict(local.places) and 0 not in local.ends:
-                        await self.drop(local, [local.signpost])
+
+    async def _tidy(self, local: Local) -> None:
+        """Remove streams that were to become segments. Which they are is looked up now: since the
+        site began, one of their names may have become the log."""
+        numbered: dict[int, Info] = {}
+        for info in await self._jetstream.streams():
+            name, number = segment_of_stream(info["config"]["name"]) or ("", 0)
+            if name == local.name:
+                numbered[number] = info
+        what = sort_out(numbered)
+        kept = {number for number, _ in local.places} | local.ends.keys() | what.welded.keys()
+        if local.is_mending:
+            kept.add(local.segment)  # it is being made
+        for number in what.left_over - kept:
+            with contextlib.suppress(ApiError):
+                await self._jetstream.call(f"STREAM.DELETE.{stream_of(local.name, number)}")
 
     async def info(self, local: Local) -> Info | None:
         """What the engine says of a stream now."""
@@ -145,7 +173,7 @@ class Logs:
                 f"site {self.site} has lost its log of {local.name}",
                 "Restore the data folder, or move the topic to a site that has a copy.",
             )
-        local.copy.last = int(info["state"]["last_seq"])
+        local.copy.last = end_of(local, info)
         local.count = int(info["state"]["messages"])
         return local.copy.last
 
@@ -212,13 +240,16 @@ class Logs:
 
     async def delete(self, local: Local) -> None:
         """Remove the log: the signpost last, so that what a crash leaves is found."""
-        numbers = {number for number, _ in local.places} | local.ends.keys() | {0, local.segment}
-        for number in sorted(numbers, reverse=True):
+        numbers = {number for number, _ in local.places} | local.ends.keys() | {local.segment}
+        streams = {stream_of(local.name, number) for number in numbers}
+        streams |= {segment.stream for segment in (local.weld.old if local.weld else ())}
+        for stream in (*sorted(streams - {local.signpost}, reverse=True), local.signpost):
             with contextlib.suppress(ApiError):
-                await self._jetstream.call(f"STREAM.DELETE.{stream_of(local.name, number)}")
+                await self._jetstream.call(f"STREAM.DELETE.{stream}")
         local.kind = ""
         local.parent = ""
         local.places, local.ends, local.is_welded = [(0, 1)], {}, False
+        local.weld = None
         local.copy = Copy(self.site)
 
     # Segments
@@ -252,10 +283,11 @@ class Logs:
             local.kind = "frozen"
             await self.measure(local)
 
-    async def weld(self, local: Local, entry: TopicEntry, leads: bool) -> None:
+    async def weld(self, local: Local, entry: TopicEntry, leads: bool, gap: range) -> None:
         """Have the stream that all segments were copied into be the log; one that is to lead takes
-        nothing until then. The others are to be removed by `drop`."""
-        before = local.places
+        nothing until then, and lacks the indexes of `gap`. What is left to be done is kept in
+        `local.weld`."""
+        before, old = local.places, local.chain
         local.places = [(local.segment, before[0][1])]
         local.is_welded = True
         config = self.copy(local, entry)
@@ -267,17 +299,34 @@ class Logs:
         except BaseException:
             local.places, local.is_welded = before, False
             raise
+        earlier = local.weld.old if local.weld else ()
+        local.weld = Weld((*earlier, *old), gap if leads else range(0))
         local.kind, local.parent = "frozen" if leads else "copy", ""
         local.copy = local.copy.twin()
         local.copy.following = 0
+
+    async def finish(
+        self, local: Local, weld: Weld, move: Callable[[Local, Chain], Awaitable[None]]
+    ) -> None:
+        """Do what is left of a weld: tell where the log is, have `move` move those who read in the
+        former segments, and remove these. If that fails, all of it may be done again."""
         await self._list(local)
+        await move(local, weld.old)
+        await self.drop(local, {segment.stream for segment in weld.old})
 
     async def drop(self, local: Local, streams: Iterable[str]) -> None:
         """Remove streams that are no segments any more; the signpost stays, empty."""
         for stream in streams:
             what = "PURGE" if stream == local.signpost else "DELETE"
-            with contextlib.suppress(ApiError):
+            try:
                 await self._jetstream.call(f"STREAM.{what}.{stream}")
+            except ApiError as error:
+                if error.code != STREAM_NOT_FOUND:
+                    raise
+
+    async def begin_at(self, stream: str, index: int) -> None:
+        """Remove what a stream holds before `index`."""
+        await self._jetstream.call(f"STREAM.PURGE.{stream}", {"seq": index})
 
     async def remove(self, stream: str, indexes: range) -> None:
         """Remove single events."""
@@ -304,7 +353,7 @@ class Logs:
         info = await self.info(local)
         first = local.places[-1][1]
         if info is not None and info["state"]["last_seq"] < first - 1:
-            await self._jetstream.call(f"STREAM.PURGE.{local.stream}", {"seq": first})
+            await self.begin_at(local.stream, first)
 
     async def _list(self, local: Local) -> None:
         """Write the chain where readers look for it."""

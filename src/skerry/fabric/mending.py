@@ -10,7 +10,8 @@ What follows happens in the background, while the active segment takes what the 
    mirror that is sent one after the other by the relay. When it has come to the end, the active
    segment is stopped, the last events follow, and the new stream takes its place. Its engine asks
    where to read at most every two seconds, so this waits until it may do so at once: the copy
-   pauses for some milliseconds.
+   pauses for some milliseconds. Then readers are told, and the segments removed; what fails of
+   that is tried again (`Local.weld`), for the log itself is whole by then.
 
 A home is one stream: the engine compares what is published on a condition with what that one holds,
 and finds there how far it has read outboxes. So a site that is elected while its log is split
@@ -34,6 +35,7 @@ from skerry.fabric.relay import Relay
 from skerry.fabric.streams import FIRST, Local, weld_config
 from skerry.fabric.tails import Tails
 from skerry.fabric.tasks import Tasks
+from skerry.log.segments import Chain
 from skerry.model.fabric import TopicEntry
 from skerry.model.names import stream_of
 
@@ -83,13 +85,16 @@ class Mending:
     def begin(self, local: Local) -> None:
         """Put a log in order, if it is not. If that is under way, and waits, it goes on at once
         should the log be another one than it was."""
-        if not (local.is_split or local.ends):
+        if not self._is_needed(local):
             return
         if not local.is_mending:
             self._news[local.name] = asyncio.Event()
             local.mending = self._tasks.spawn(self._run(local))
         elif self._seen.get(local.name) != self._look(local):
             self._news[local.name].set()
+
+    def _is_needed(self, local: Local) -> bool:
+        return local.is_split or bool(local.ends) or local.weld is not None
 
     def _look(self, local: Local) -> tuple[object, ...]:
         entry = self._logs.entry(local.name)
@@ -99,11 +104,15 @@ class Mending:
     async def _run(self, local: Local) -> None:
         wait = AGAIN
         told: list[tuple[int, int]] = []
-        while (local.is_split or local.ends) and local.kind:
+        while self._is_needed(local) and local.kind:
             entry = self._logs.entry(local.name)
             if entry is None:
                 return
             self._seen[local.name] = self._look(local)
+            has_gap = not local.is_split and not local.is_whole
+            await self.finish(local)
+            if has_gap and local.is_whole:
+                await self._settle(entry)
             try:
                 if told != local.places:
                     await self._durables.roll(local.name, local.frozen, local.chain)
@@ -118,7 +127,8 @@ class Mending:
                     except (SkerryError, Down, TimeoutError):
                         if local.is_split:
                             raise
-                    await self._settle(entry)
+                    if local.is_whole:
+                        await self._settle(entry)
                     continue
             except (SkerryError, Down, TimeoutError) as error:
                 log.debug("%s is not in order yet: %s", local.name, error)
@@ -207,39 +217,87 @@ class Mending:
                 raise FabricError(f"{target} did not get the last events in time")
             await asyncio.sleep(0.002)
         await self._check(local, target)
-        if have < last and not await self._count(target):
-            await self._jetstream.call(f"STREAM.PURGE.{target}", {"seq": last + 1})
-        elif have < last and not is_home:
+        await self._begin_with(local, target)
+        gap = range(have + 1, last + 1)
+        if gap and not await self._count(target):
+            await self._logs.begin_at(target, last + 1)
+            gap = range(0)
+        elif gap and not is_home:
             raise FabricError(f"the newest events of {local.name} are over: the next comes first")
-        old = local.chain
-        await self._logs.weld(local, self._entry(local), is_home)
-        if is_home:
-            await self._fill_up(target, last)
-        await self._durables.weld(local.name, old, target)
-        await self._logs.drop(local, [segment.stream for segment in old])
+        await self._logs.weld(local, self._entry(local), is_home, gap)
+        await self._finish(local)
+
+    async def finish(self, local: Local) -> None:
+        """Do what is left of a weld, if anything; what fails is tried again later (`begin`)."""
+        try:
+            async with local.lock:
+                await self._finish(local)
+        except (SkerryError, Down, TimeoutError) as error:
+            log.debug("the weld of %s is not finished yet: %s", local.name, error)
+
+    async def _finish(self, local: Local) -> None:
+        if (weld := local.weld) is None:
+            return
+        if weld.gap and not local.is_split:  # else it does not lead, and goes on elsewhere
+            await self._fill_up(local.stream, weld.gap)
+        weld.gap = range(0)
+        await self._logs.finish(local, weld, self._move)
+        local.weld = None
+
+    async def _move(self, local: Local, old: Chain) -> None:
+        """Have those who read in `old` read the log as it is now: it may be split again."""
+        if local.is_split:
+            await self._durables.roll(local.name, old, local.chain)
+        else:
+            await self._durables.weld(local.name, old, local.stream)
+
+    async def _begin_with(self, local: Local, target: str) -> None:
+        """Have `target` begin where the log does: that may have let go of its earlier events after
+        they were copied (`Following`)."""
+        for segment in local.chain:
+            state = (await self._jetstream.call(f"STREAM.INFO.{segment.stream}"))["state"]
+            if state["messages"] or segment.is_active:
+                break
+        if await self._count(target) and state["first_seq"] > 1:
+            await self._logs.begin_at(target, state["first_seq"])
 
     async def _check(self, local: Local, target: str) -> None:
         """The segments go only if `target` has as many events; where the log lets go of some by
-        their number, that does not tell."""
-        settings = self._entry(local).settings
-        if settings.max_events or settings.max_bytes or settings.keep_last:
+        itself, that does not tell. Lifespans end in each stream at a moment of its own: what one
+        of them still has, the engine removes soon."""
+        if self._entry(local).settings.forgets:
             return
-        count = 0
-        for segment in local.chain:
-            count += await self._count(segment.stream)
-        if (have := await self._count(target)) < count:
-            raise FabricError(f"{target} took in {have} events of {count}")
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + LAST_EVENTS
+        while True:
+            have = await self._count(target)
+            counts = [await self._count(segment.stream) for segment in local.chain]
+            if have >= sum(counts):
+                return
+            if loop.time() > deadline:
+                raise FabricError(f"{target} took in {have} events of {sum(counts)}")
+            await asyncio.sleep(LOOK)
 
     async def _count(self, stream: str) -> int:
         return int((await self._jetstream.call(f"STREAM.INFO.{stream}"))["state"]["messages"])
 
-    async def _fill_up(self, stream: str, last: int) -> None:
-        """Events are over that were the newest: no other event may get their indexes."""
-        while (have := await self._last(stream)) < last:
-            numbers = range(have + 1, min(have + AT_ONCE, last) + 1)
-            subject, connection = f"_frozen.{stream}", self._jetstream.connection
-            await asyncio.gather(*(connection.request(subject, b"", timeout=2.0) for _ in numbers))
-            await self._logs.remove(stream, numbers)
+    async def _fill_up(self, stream: str, gap: range) -> None:
+        """Events are over that were the newest: no other event may get their indexes. It may be
+        done again, and what an earlier attempt sent may still come: each index is taken once."""
+        subject, connection = f"_frozen.{stream}", self._jetstream.connection
+        most = gap.start - 2
+        while most < (have := await self._last(stream)) < gap[-1]:
+            most = have
+            heads = (
+                f"NATS/1.0\r\nNats-Expected-Last-Sequence: {index - 1}\r\n\r\n".encode()
+                for index in range(have + 1, min(have + AT_ONCE, gap[-1]) + 1)
+            )
+            await asyncio.gather(
+                *(connection.request(subject, b"", head, timeout=2.0) for head in heads)
+            )
+        if have < gap[-1]:
+            raise FabricError(f"{stream} does not take the indexes of events that are over")
+        await self._logs.remove(stream, gap)
 
     def _leads(self, local: Local) -> bool:
         return self._entry(local).home == self._logs.site

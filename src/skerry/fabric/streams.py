@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,16 @@ MARKS = ("label", "sealed", "root")
 """What `skerry.model.promotion` has every copy remember, kept in the stream's metadata."""
 
 
+class Weld(msgspec.Struct):
+    """What is left to be done once a stream has taken the place of others."""
+
+    old: Chain
+    """Those: who reads there is to be told, then they go."""
+    gap: range = range(0)
+    """Indexes at the end of the new one whose events are over. They are to be taken before it
+    leads: no other event may get them."""
+
+
 class Local:
     """One topic's log at this site."""
 
@@ -42,6 +53,8 @@ class Local:
         self.ends: dict[int, int] = {}
         """Streams, by their numbers, that may hold events beyond the index at which they end: those
         are no part of the history. `Tails` sees to them."""
+        self.weld: Weld | None = None
+        """What is left of a weld that was done. `Mending` sees to it."""
         self.thins = False
         """Whether events here may have removed earlier ones of their sub-topics."""
         self.kind = ""
@@ -101,6 +114,11 @@ class Local:
         return len(self.places) > 1
 
     @property
+    def is_whole(self) -> bool:
+        """Whether it may lead as it is: one stream, in which no index is still to be taken."""
+        return not self.is_split and not (self.weld and self.weld.gap)
+
+    @property
     def segment(self) -> int:
         """The number of the stream that this site leads with, or would. If the log is split, its
         segments are welded into that one first."""
@@ -134,7 +152,7 @@ def learn(local: Local, info: dict[str, Any], fabric: str) -> None:
         local.kind = "home"
     local.thins = config.get("max_msgs_per_subject", -1) > 0
     copy = local.copy
-    copy.last = info["state"]["last_seq"]
+    copy.last = end_of(local, info)
     local.count = info["state"]["messages"]
     local.is_reopened = local.kind == "frozen" and OPENING in marks
     for mark in MARKS:
@@ -146,6 +164,12 @@ def learn(local: Local, info: dict[str, Any], fabric: str) -> None:
     local.epoch = int(marks.get("skerry.epoch", 0))
     local.is_ours = marks.get("skerry.fabric") == fabric
     local.is_welded = WELDED in marks
+
+
+def end_of(local: Local, info: dict[str, Any]) -> int:
+    """The last index of a log, by what the engine says of its active segment: that is empty, and
+    ends nowhere, until it is positioned (`Logs.roll`)."""
+    return max(int(info["state"]["last_seq"]), local.places[-1][1] - 1)
 
 
 def cut_at(places: Sequence[tuple[int, int]], ends: Mapping[int, int], end: int) -> dict[int, int]:
@@ -162,8 +186,10 @@ class Found(msgspec.Struct):
     """The chain."""
     ends: dict[int, int] = {}
     """Where others took over from streams that may hold more."""
+    welded: dict[int, int] = {}
+    """Streams that another took in, and where they ended. There may still be readers."""
     left_over: set[int] = set()
-    """What a crash left: streams that are of no use."""
+    """What a crash left: streams that are of no use, those included."""
 
 
 def sort_out(streams: dict[int, dict[str, Any]]) -> Found:
@@ -178,8 +204,8 @@ def sort_out(streams: dict[int, dict[str, Any]]) -> Found:
             continue
         first = int(marks.get(FIRST, 1))
         if WELDED in marks:
-            found.left_over |= {earlier for earlier, _ in found.places}
-            found.left_over |= found.ends.keys()
+            found.welded |= cut_at(found.places, found.ends, sys.maxsize)
+            found.left_over |= found.welded.keys()
             found.places, found.ends = [], {}
         found.ends = cut_at(found.places, found.ends, int(marks.get(FORK, first - 1)))
         found.places = [place for place in found.places if place[1] < first]

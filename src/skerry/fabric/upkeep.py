@@ -74,12 +74,13 @@ class Upkeep:
 
     async def _tend_one(self, local: Local, entry: TopicEntry, now: float) -> None:
         if local.kind == "copy":
-            self._links.want(local.parent)
+            if local.parent:  # one that has promised an epoch to come follows nobody
+                self._links.want(local.parent)
             self._watch_seal(local, entry, now)
             self._copies.following.make_way(local, entry)
             if now - local.touched > self._idle:
                 await self._readers.drop_unread(local, entry, now)
-        elif local.kind == "frozen" and entry.home == self._copies.site:
+        elif local.kind == "frozen":
             self._watch_seal(local, entry, now)
         elif local.kind == "home" and local.sources:
             idle = {site for site, until in local.sources.items() if now > until}

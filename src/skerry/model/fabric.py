@@ -110,6 +110,9 @@ class TopicEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the home may not know ids from before its epoch; see `skerry.log.recall`."""
     segment: int = 0
     """The number of the home's stream; see `skerry.log.segments`."""
+    born: int = 0
+    """The topic's first epoch: earlier ones were those of a deleted topic of this name. 0: it was
+    made before this was written down."""
 
     @property
     def base(self) -> int:
@@ -128,7 +131,8 @@ class TopicEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_another(self, root: int) -> bool:
         """Whether a log of epoch `root` is that of an earlier topic of the same name."""
-        return len(self.lineage) == 1 and 0 < root < self.epoch
+        born = self.born or (self.epoch if len(self.lineage) == 1 else 0)
+        return 0 < root < born
 
     def fork(self, epoch: int) -> int:
         """The last index up to which the history as of an earlier `epoch` is still the topic's; 0

@@ -7,6 +7,7 @@ come.
 What a site does is decided by the newest entry that it sees:
 
     it is the home       → lead, if it has promised no later epoch; else begin that epoch
+    it promised a later  → roll if the log is forked, and follow nobody
     its log is a home's  → roll: keep it up to the fork, and salvage the rest
     it is a member       → follow; if the copy is forked, do that first
     none of these        → drop the copy
@@ -108,14 +109,19 @@ class Site(Asker):
             self._leave_beside()
         if entry.home == self.name:
             self._lead(entry)
+        elif self.copy.sealed > entry.epoch:
+            self._keep_promise(entry)
         elif self.home_of:
             self._roll(entry)
-        elif self.name in entry.members or self.guest_of == entry.epoch:
+        elif self._is_needed(entry):
             self._follow(entry)
         elif self.copy.root < entry.epoch or not self.world.driver.guests_stay:
             self.copy.aside = None  # what is no member's counts for nothing
             self._leave_beside()
             self.rebuild(entry)
+
+    def _is_needed(self, entry: TopicEntry) -> bool:
+        return self.name in entry.members or self.guest_of == entry.epoch
 
     # Home.
 
@@ -238,8 +244,6 @@ class Site(Asker):
             if not self.world.driver.join_when_over:
                 self.copy.join(len(self.log), entry.lineage)
             self.after(self.world.jitter(LATE), self._join, entry, self.joining)
-        elif self.copy.sealed > entry.epoch:
-            self._stuck(entry)
         else:
             self._roll(entry)
 
@@ -252,6 +256,14 @@ class Site(Asker):
             self._report()
         else:
             self._roll(entry)
+
+    def _keep_promise(self, entry: TopicEntry) -> None:
+        """An epoch is promised that nobody has begun, as far as is known here."""
+        forked = promotion.is_forked(self.copy.root, len(self.log), entry.lineage)
+        if forked and self._is_needed(entry):
+            self._roll(entry)
+        else:
+            self._stuck(entry)
 
     def _stuck(self, entry: TopicEntry) -> None:
         if self.world.driver.unstick:
@@ -320,10 +332,14 @@ class Site(Asker):
         self.copy.last = len(self.log)
         rolled = self.copy.twin()
         end = rolled.roll(entry.lineage) if self.world.rolls else None
+        beside = self.world.thins and end is not None and end < len(self.log)
+        if self.copy.sealed > entry.epoch and (end is None or beside):
+            self._stuck(entry)  # an election may count on it as it is
+            return
         if end is None:
             self._clear(entry)
             return
-        if self.world.thins and end < len(self.log):
+        if beside:
             if self.copy.aside is None:
                 self._leave_beside()
                 self.beside, self.beside_end = self.log[: self.written], end
