@@ -6,7 +6,7 @@ import pytest
 
 from skerry.engine.address import find_address
 from skerry.errors import Conflict, Unavailable
-from skerry.feeds.home import Homes, Place
+from skerry.feeds.home import Homes
 from skerry.functions.access import Access
 from skerry.functions.journal import Position, Progress, Record
 from skerry.functions.ledger import Ledger
@@ -38,9 +38,26 @@ async def test_a_former_home_is_not_asked_what_a_feed_published() -> None:
         with pytest.raises(Unavailable, match="not the home of t"):
             await homes.newest("t")
         with pytest.raises(Unavailable, match="not the home of t"):
-            await homes.latest(Place.of(old))
+            await homes.latest("t")
         let_go(opened.routes, old)
         assert (await homes.newest("t"), await behind()) == (3, [2, 3])
+
+
+async def test_a_home_that_goes_on_in_another_epoch_is_still_asked() -> None:
+    async with (
+        three_sites() as fabric,
+        fabric.connect("hub", "admin") as admin,
+        fabric.connect("hub") as client,
+    ):
+        await client.create_topic("t", home="farm")
+        assert await client.publish("t", "x", ack="quorum") == 1
+        opened = client._open
+        homes = Homes(opened.jetstream, opened.routes, opened.reader)
+        old = await opened.routes.find("t")
+        assert old is not None
+        await admin.move_topic("t", "farm", replicas=["lab"])
+        hold(opened.routes, old)
+        assert (await homes.newest("t"), await homes.latest("t")) == (1, 1)
 
 
 async def test_a_journal_is_not_read_where_its_home_was() -> None:

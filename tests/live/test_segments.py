@@ -22,7 +22,7 @@ from skerry.log.topics import stream_config
 from skerry.model.event import Event, index_of
 from skerry.model.fabric import Step, TopicEntry
 from skerry.model.topic import TopicSettings
-from skerry.testing import LocalFabric
+from skerry.testing import LocalFabric, LocalSite
 from tests.conftest import until
 from tests.live.chains import ChainByHand
 
@@ -371,6 +371,26 @@ async def test_a_reader_waits_for_a_log_that_is_behind_it(
         await log.jetstream.call("STREAM.CREATE.t~t~~1", new | {"mirror": {"name": "t~t"}})
         await publish(client, "d")
         assert await take(subscription, 1) == ["4 d"]
+
+
+async def test_a_read_does_not_wait_for_a_log_that_need_not_come_so_far(
+    site: LocalSite, client: Client, log: ChainByHand
+) -> None:
+    """What it read was lost with its home, and nothing was published since."""
+    async with site.connect(timeout=1) as impatient:
+        subscription = LiveSubscription(
+            JetStream(impatient._open.connection), "t", "t/s", Start(index=1),
+            settle=as_in_a_fabric,
+        )  # fmt: skip
+        await publish(client, "a", "b", topic="t/s")
+        await publish(client, "c")
+        async with await subscription.open():
+            events = subscription.drain(3)
+            assert (await anext(events)).index == 1
+            await log.freeze_and_list(1)
+            subscription._repair()
+            async with asyncio.timeout(20):
+                assert [event.index async for event in events] == [2]
 
 
 async def test_a_durable_subscription_goes_on_where_the_log_is_rolled_and_welded(
@@ -794,3 +814,34 @@ async def test_where_a_subscription_is_is_known_on_any_segment(
     assert await durables.take("x", "first") is None
     await durables.restore("x", {"first": msgspec.structs.replace(record, floor=3)})
     assert await floors(log) == {"t~x": {"astray": 4}, "t~x~~1": {"first": 3, "second": 4}}
+
+
+async def test_a_subscription_that_was_removed_to_be_made_anew_is_where_its_consumer_is(
+    agent_log: tuple[Durables, Client, ChainByHand],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If that failed, it is made from what is remembered; later that is not so any more."""
+    durables, _, log = agent_log
+    await fill(log, 6)
+    await consume(log, "d", 2)
+    entry = TopicEntry(
+        name="x", home="hub", epoch=9, members=("hub",), lineage=(Step(9, 0),),
+        settings=TopicSettings(),
+    )  # fmt: skip
+    chain = await durables._chain("x")
+
+    async def fail(self: Durables, *arguments: Any) -> None:
+        raise errors.Unavailable("the test says no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Durables, "_make", fail)
+        with pytest.raises(errors.Unavailable):
+            await durables.roll("x", chain, chain)
+    assert await floors(log) == {"t~x": {}}
+    await durables.fetch(entry, "d")
+    assert await floors(log) == {"t~x": {"d": 2}}
+    await delete_consumer(log.jetstream, "t~x", "d")
+    await consume(log, "d", 5)
+    record = await durables.take("x", "d")
+    assert record is not None
+    assert record.floor == 5

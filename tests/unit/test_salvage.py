@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -23,7 +22,7 @@ from skerry.model.event import Event, reply_of
 from skerry.model.topic import TopicSettings
 
 SECOND = 1_000_000_000
-NOW = time.time_ns()
+NOW = 1_790_000_000 * SECOND
 
 
 def event(when: float, *lines: str, topic: str = "t/s", index: int = 7) -> Event:
@@ -47,7 +46,7 @@ def test_a_tail_keeps_all_of_an_event() -> None:
 
 @pytest.mark.parametrize("newer", [1, 2, 3])
 def test_as_many_newer_ones_as_are_kept_take_the_place_of_an_event(newer: int) -> None:
-    there = There(TopicSettings(keep_last=2), has_let_go=True)
+    there = There(TopicSettings(keep_last=2), has_let_go=True, now=NOW)
     for when in range(newer):
         there.add(event(when + 1))
         there.add(event(when + 1, topic="t/r"))
@@ -57,7 +56,7 @@ def test_as_many_newer_ones_as_are_kept_take_the_place_of_an_event(newer: int) -
 
 
 def test_what_was_brought_home_is_as_old_as_it_was() -> None:
-    there = There(TopicSettings(keep_last=1), has_let_go=False)
+    there = There(TopicSettings(keep_last=1), has_let_go=False, now=NOW)
     there.add(event(5, f"{STORED_HEADER}:{NOW - 10 * SECOND}"))
     assert not there.is_past(event(0))
     assert there.is_past(event(-20))
@@ -67,7 +66,7 @@ def test_what_was_brought_home_is_as_old_as_it_was() -> None:
 @pytest.mark.parametrize("limit", [{"max_events": 9}, {"max_bytes": 999}, {"max_age": 3600.0}])
 @pytest.mark.parametrize("has_let_go", [False, True])
 def test_what_is_older_than_the_first_has_aged_out(limit: Any, has_let_go: bool) -> None:
-    there = There(TopicSettings(**limit), has_let_go)
+    there = There(TopicSettings(**limit), has_let_go, NOW)
     assert not there.is_past(event(-9))
     there.add(event(-5))
     there.add(event(-1))
@@ -77,13 +76,13 @@ def test_what_is_older_than_the_first_has_aged_out(limit: Any, has_let_go: bool)
 
 def test_what_is_too_old_has_aged_out() -> None:
     """Also if nothing is left at the home."""
-    there = There(TopicSettings(max_age=3600.0), has_let_go=False)
+    there = There(TopicSettings(max_age=3600.0), has_let_go=False, now=NOW)
     assert there.is_past(event(-3700))
     assert not there.is_past(event(-3500))
 
 
 def test_without_limits_nothing_has_aged_out() -> None:
-    there = There(TopicSettings(), has_let_go=True)
+    there = There(TopicSettings(), has_let_go=True, now=NOW)
     there.add(event(5))
     assert not there.is_past(event(-1e6))
 

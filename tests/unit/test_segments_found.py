@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from skerry.fabric.streams import FIRST, FORK, WELDED, Local, cut_at, learn, sort_out
+from skerry.fabric.streams import FIRST, FORK, WELDED, Local, cut_at, gap_of, learn, sort_out
 
 
 def stream(first: int | None = None, welded: bool = False) -> dict[str, Any]:
@@ -92,3 +92,12 @@ def test_a_segment_that_is_not_positioned_yet_ends_where_the_one_before_does() -
     assert local.copy.last == 60
     learn(local, mirror | {"state": {"last_seq": 70, "messages": 10}}, "fabric")
     assert local.copy.last == 70
+
+
+def test_a_stream_that_was_to_lead_lacks_the_indexes_of_events_that_are_over() -> None:
+    """Found again after a crash; a copy gets them from its home."""
+    welded = {"config": {"metadata": {"skerry.epoch": "0"}}, "state": {"last_seq": 58}}
+    assert gap_of(welded, 60) == range(59, 61)
+    assert not gap_of(welded, 58)
+    copy = {"config": {"metadata": {"skerry.epoch": "3"}}, "state": {"last_seq": 58}}
+    assert not gap_of(copy, 60)

@@ -530,7 +530,7 @@ class Copies:
         last = await self.logs.measure(local)
         newest = self.entry(entry.name)  # its settings may be others
         if newest is None or newest.epoch != entry.epoch:
-            raise FabricError(f"epoch {entry.epoch} of {entry.name} is not known yet", "Wait.")
+            return  # it is not known here yet; when it is, the log is settled again
         fresh = next_epoch(newest, newest.members, last, self._state(local))
         await self._store.put(topic_key(entry.name), fresh)
 

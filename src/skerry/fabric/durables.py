@@ -101,16 +101,18 @@ class Durables:
                     raise
                 # The log was welded meanwhile.
                 await self._make(await self._chain(name), name, subscription, record)
+            self._removed.pop((name, subscription), None)
         await self._note(name, subscription, record)
 
     async def take(self, name: str, subscription: str) -> SubscriptionRecord | None:
         """Give up a durable subscription to another site; return where it was."""
-        record = self._removed.pop((name, subscription), None)
+        removed = self._removed.pop((name, subscription), None)
+        record = None
         while (found := await self._find(name, subscription)) is not None:
             segment, info = found
             record = record or self._record(name, segment, info)
             await delete_consumer(self._jetstream, segment.stream, subscription)
-        return record
+        return record or removed
 
     async def forget(self, name: str, subscription: str) -> None:
         """Forget a durable subscription."""

@@ -22,6 +22,7 @@ from skerry.fabric.streams import (
     cut_at,
     end_of,
     frozen_config,
+    gap_of,
     home_config,
     learn,
     signpost_config,
@@ -107,7 +108,10 @@ class Logs:
                 old = (
                     Segment(stream_of(name, number), 1, end) for number, end in what.welded.items()
                 )
-                local.weld = Weld(tuple(old))
+                ends = [
+                    min(state["last_seq"], what.welded[number]) for number, state in taken.items()
+                ]
+                local.weld = Weld(tuple(old), gap_of(numbered[what.places[-1][0]], max(ends)))
             if local.places[-1] != what.places[-1]:
                 local.copy = Copy(self.site)  # the marks of another segment
             local.places, local.ends = what.places, what.ends

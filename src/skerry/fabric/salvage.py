@@ -68,7 +68,7 @@ async def salvage(
     if not is_home(info, entry.epoch):
         raise Unavailable(f"{entry.home}, the home of {entry.name}, has no log yet")
     end = int(info["state"]["last_seq"])
-    there = There(entry.settings, info["state"]["first_seq"] > fork + 1)
+    there = There(entry.settings, info["state"]["first_seq"] > fork + 1, time.time_ns())
     if end > fork:
         async for event in events_of(remote, entry.name, entry.stream, fork + 1, end):
             there.add(event)
@@ -82,12 +82,14 @@ async def salvage(
 
 
 class There:
-    """What a home has behind a fork; and whether it `has_let_go` of events that were there."""
+    """What a home has behind a fork, `now` (nanoseconds since 1970); and whether it `has_let_go` of
+    events that were there."""
 
-    def __init__(self, settings: TopicSettings, has_let_go: bool) -> None:
+    def __init__(self, settings: TopicSettings, has_let_go: bool, now: int) -> None:
         self.ids: set[str | None] = set()
         self._settings = settings
         self._has_let_go = has_let_go
+        self._now = now
         self._times: defaultdict[bytes, list[int]] = defaultdict(list)
         self._first: int | None = None
 
@@ -106,7 +108,7 @@ class There:
             newer = sum(other > stored for other in self._times[event._subject])
             if newer >= settings.keep_last:
                 return True
-        if settings.max_age and stored < time.time_ns() - settings.max_age * 1e9:
+        if settings.max_age and stored < self._now - settings.max_age * 1e9:
             return True
         # Else the first that it has is only the first that it was given.
         is_limited = settings.max_events or settings.max_bytes or settings.max_age

@@ -172,6 +172,14 @@ def end_of(local: Local, info: dict[str, Any]) -> int:
     return max(int(info["state"]["last_seq"]), local.places[-1][1] - 1)
 
 
+def gap_of(welded: dict[str, Any], last: int) -> range:
+    """Which indexes a stream still lacks that took in others, which ended at `last`: it was to lead
+    (`Logs.weld`), and the newest events were over."""
+    config = welded["config"]
+    is_to_lead = (config.get("metadata") or {}).get("skerry.epoch") == "0"
+    return range(welded["state"]["last_seq"] + 1, last + 1) if is_to_lead else range(0)
+
+
 def cut_at(places: Sequence[tuple[int, int]], ends: Mapping[int, int], end: int) -> dict[int, int]:
     """Where streams end, once all are cut at `end`. One that ended earlier stays so."""
     nexts = [*(first - 1 for _, first in places[1:]), end]

@@ -31,6 +31,9 @@ NO_MORE, NOTHING = 204, 404
 ANSWER = 2.0
 """Seconds without an answer after which the home counts as away."""
 
+AGAIN = 0.1
+"""Seconds after which a home that is not the home any more is looked for again."""
+
 _numbers = itertools.count()
 
 
@@ -40,24 +43,23 @@ class Place(NamedTuple):
     home: str
     owner: str
     stream: str
-    epoch: int = 0
-    """0 outside a fabric."""
+    in_fabric: bool = False
 
     @classmethod
     def of(cls, entry: TopicEntry) -> Place:
         """The place that the directory names."""
-        return cls(entry.home, entry.name, entry.stream, entry.epoch)
+        return cls(entry.home, entry.name, entry.stream, in_fabric=True)
 
 
-async def check_home(connection: Connection, home: str, topic: str, epoch: int) -> None:
-    """Raise `Unavailable` unless site `home` takes itself for the home of `topic` in `epoch`.
+async def check_home(connection: Connection, home: str, topic: str, stream: str) -> None:
+    """Raise `Unavailable` unless site `home` takes itself for the home of `topic`, in `stream`.
 
     Whoever read there asks this afterwards. A site that hears of another home goes on in another
     stream, and soon empties the one that was the home's: whoever knows only the earlier entry finds
     nothing there, and no error. The site's agent acts on what its engine's copy of the directory
-    has. So if that still has the entry, all that was read before was read from the home. (What the
-    emptied stream says of itself does not tell: its metadata is that of the home which it was. And
-    clients may not ask another site's engine for that.)"""
+    has. So if that still has such an entry, all that was read before was read from the home, be its
+    epoch another one. (What the emptied stream says of itself does not tell: its metadata is that
+    of the home which it was. And clients may not ask another site's engine for that.)"""
     key = topic_key(topic)
     body = msgspec.json.encode({"last_by_subj": PREFIX + key})
     try:
@@ -69,7 +71,7 @@ async def check_home(connection: Connection, home: str, topic: str, epoch: int) 
     known = None
     if not reply.status and reply.data:  # else it is deleted, or nobody is there
         known = read(reply.data, TopicEntry, key, is_newest=False)
-    if known is None or known.epoch != epoch:
+    if known is None or (known.home, known.stream) != (home, stream):
         raise Unavailable(f"{home} is not the home of {topic} yet, or not any more")
 
 
@@ -92,22 +94,29 @@ class Homes:
 
     async def newest(self, topic: str) -> int:
         """The index of a feed's newest event; 0: it has none."""
-        place = await self.place(topic)
-        found = 0
-        async for event in self._get(place, {"last_by_subj": stored_subject(topic)}):
-            found = event.index
-        await self._check(place)
-        return found
+        return await self._newest(topic, stored_subject(topic))
 
-    async def latest(self, place: Place) -> int:
+    async def latest(self, owner: str) -> int:
         """The newest index of a whole log."""
-        subject = stored_subject(place.owner)
-        found = 0
-        for asked in (subject, f"{subject}.>"):
-            async for event in self._get(place, {"last_by_subj": asked}):
-                found = max(found, event.index)
-        await self._check(place)
-        return found
+        subject = stored_subject(owner)
+        return await self._newest(owner, subject, f"{subject}.>")
+
+    async def _newest(self, topic: str, *subjects: str) -> int:
+        """The same of some subjects. The topic may just have another home: look for that first."""
+        deadline = self._connection.now() + ANSWER
+        while True:
+            place = await self.place(topic)
+            found = 0
+            try:
+                for asked in subjects:
+                    async for event in self._get(place, {"last_by_subj": asked}):
+                        found = max(found, event.index)
+                await self._check(place)
+                return found
+            except Unavailable:
+                if self._connection.now() > deadline:
+                    raise
+            await asyncio.sleep(AGAIN)
 
     async def behind(
         self, topic: str, index: int, since: datetime | None = None
@@ -132,8 +141,8 @@ class Homes:
             body.pop("start_time", None)
 
     async def _check(self, place: Place) -> None:
-        if place.epoch:
-            await check_home(self._connection, place.home, place.owner, place.epoch)
+        if place.in_fabric:
+            await check_home(self._connection, place.home, place.owner, place.stream)
 
     async def _get(self, place: Place, body: dict[str, Any]) -> AsyncIterator[Event]:
         connection = self._connection

@@ -251,7 +251,7 @@ class QuerySubscription(Reading):
             # Behind what asks the homes to tell: what they store from now on is told.
             for place in places:
                 with contextlib.suppress(Unavailable, UnknownTopic):
-                    places[place] = await self._homes.latest(place)
+                    places[place] = await self._homes.latest(place.owner)
         self._has_begun = True
         for member in self._read:
             if member.place in places:

@@ -103,7 +103,7 @@ class Access:
     async def check(self, entry: TopicEntry | None) -> None:
         """Raise `Unavailable` unless what was read until now was read from the home."""
         if entry is not None:
-            await check_home(self.connection, entry.home, entry.name, entry.epoch)
+            await check_home(self.connection, entry.home, entry.name, entry.stream)
 
     def publisher(
         self, topic: str, *, ack: Ack | None = "quorum", timeout: float | None = None

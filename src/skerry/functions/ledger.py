@@ -54,13 +54,27 @@ class Ledger:
         for _ in range(TRIES):
             entry = await self._find()
             await self._access.reach(entry)
-            await self._write_claim(await self._last_claim(entry))
-            journal = await self._read(entry)
-            if epoch_of(await self._find()) == epoch_of(entry):
+            try:
+                last = await self._last_claim(entry)
+            except Unavailable:
+                if await self._is_at(entry):
+                    raise
+                continue
+            await self._write_claim(last)
+            try:
+                journal = await self._read(entry)
+            except (Conflict, Unavailable):  # the claim may have gone to the next home
+                if await self._is_at(entry):
+                    raise
+                continue
+            if await self._is_at(entry):
                 self.journal = journal
                 self.moved.clear()
                 return journal
         raise Unavailable(f"the journal {self._topic} moves all the time")
+
+    async def _is_at(self, entry: TopicEntry | None) -> bool:
+        return epoch_of(await self._find()) == epoch_of(entry)
 
     async def write(self, record: Record) -> None:
         """Write a record; it counts when this returns."""

@@ -60,6 +60,8 @@ REJECTED_MOST = 65536
 the rest waits for `ack_wait`."""
 
 
+LOOK_AFTER = 0.2
+"""Seconds after which a reader that asked for nothing for a while looks at the chain."""
 ACKS_EVERY = 0.05
 """Seconds between two looks whether the last events of a frozen segment are acknowledged."""
 
@@ -89,6 +91,7 @@ class DurableSubscription(Subscription):
         """Waits for the last acknowledgements of a frozen segment."""
         self._looking: asyncio.Task[None] | None = None
         """Looks whether the segment is still what it was."""
+        self._is_unsure = False
 
     def ack(self, event: Event) -> None:
         """Say that `event` is done with. It is not delivered to this durable subscription again,
@@ -201,14 +204,18 @@ class DurableSubscription(Subscription):
         the segment was frozen, and the consumer made anew there: look."""
         was_open = self._pull.is_open
         super()._ask()
-        is_unsure = self._settle is not None and not was_open and self._pull.is_open
-        if is_unsure and self._looking is None:
-            self._looking = asyncio.create_task(self._look_around())
+        if self._settle is not None and not was_open and self._pull.is_open:
+            self._is_unsure = True
+            if self._looking is None:
+                self._looking = asyncio.create_task(self._look_around())
 
     async def _look_around(self) -> None:
         try:
-            if self._segment not in await self._chain_now():
-                self._repair()
+            while self._is_unsure:  # it may ask again while we look
+                await asyncio.sleep(LOOK_AFTER)  # one that holds few events asks often
+                self._is_unsure = False
+                if self._segment not in await self._chain_now():
+                    self._repair()
         except UnknownTopic:
             self._repair()
         except SkerryError as error:

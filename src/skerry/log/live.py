@@ -190,7 +190,10 @@ class LiveSubscription(Subscription):
         that is beyond the log's end, shows only when the log has come so far."""
         taken = [reply for batch in self._recent for reply in batch]
         wait = CATCH_UP
+        deadline = self._connection.now() + self._connection.settings.timeout
         while taken:
+            if self._bounded and self._connection.now() > deadline:
+                return  # the log need not come so far, and a read is to end
             with contextlib.suppress(Moved):
                 kept = await self._look()
                 last = kept.last if kept else 0

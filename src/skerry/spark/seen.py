@@ -192,7 +192,7 @@ def _scan(wire: Socket, topic: str, prefix: str, start: dict[str, Any]) -> set[s
     found = _ids(wire, topic, f"{api}.DIRECT.GET.{at.stream}", prefix, start)
     # See `skerry.feeds.home.check_home`: a former home answers as if there were no rows.
     known = _entry(wire, topic, api)
-    if known is None or known.epoch != at.epoch:
+    if known is None or (known.home, known.stream) != (at.home, at.stream):
         raise Lost(f"{at.home} is not the home of {topic} yet, or not any more")
     return found
 
