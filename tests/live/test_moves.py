@@ -9,6 +9,7 @@ import pytest
 
 from skerry import Client, Topic
 from skerry.errors import MoveFailed, SkerryError, UnknownSite, UnknownTopic
+from skerry.fabric.control import Control
 from skerry.fabric.copies import Copies
 from skerry.model import promotion
 from skerry.model.fabric import SubscriptionRecord, subscription_key
@@ -235,6 +236,25 @@ async def test_a_move_that_fails_half_way_leaves_the_home_where_it_was(
             assert (await admin.move_topic("t", "lab")).home == "lab"
             await load.go_on(20)
         await check_all(fabric, "t", ["lab"], names(load.count))
+
+
+async def test_a_question_that_is_lost_on_its_way_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A link that ends takes along what is under way; nobody says so."""
+    answer, lost = Control._on_request, [b"_sk.farm.peer.state", b"_sk.lab.peer.state"]
+
+    def lose(self: Control, subject: bytes, *rest: bytes) -> None:
+        if subject in lost:
+            lost.remove(subject)
+        else:
+            answer(self, subject, *rest)
+
+    monkeypatch.setattr(Control, "_on_request", lose)
+    async with three_sites() as fabric, fabric.connect("hub", "admin") as admin:
+        await admin.create_topic("t", home="farm", replicas=1, spread=["lab"])
+        assert (await admin.move_topic("t", "lab")).home == "lab"
+        assert not lost
 
 
 async def test_a_new_home_that_dies_right_after_the_promotion() -> None:
