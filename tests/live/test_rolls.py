@@ -56,11 +56,15 @@ async def streams_at(fabric: LocalFabric, site: str) -> dict[str, Any]:
 
 
 async def until_whole(fabric: LocalFabric, sites: list[str] = MEMBERS) -> None:
-    """Wait until the log is in one stream at each of `sites`, beside its signpost."""
+    """Wait until the log is in one stream at each of `sites`, beside its signpost, and that has
+    joined the newest epoch: right after a change of home a site has not heard of it."""
 
     async def is_whole(site: str) -> bool:
         local, there = local_at(fabric, site), await streams_at(fabric, site)
-        return not local.is_split and there.keys() == {local.signpost, local.stream}
+        entry = part_of(fabric, "hub").copies.entry("t")
+        has_joined = entry is not None and local.copy.root == entry.epoch
+        is_one = not local.is_split and there.keys() == {local.signpost, local.stream}
+        return has_joined and is_one
 
     async def are_whole() -> bool:
         return all([await is_whole(site) for site in sites])
