@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -127,7 +128,7 @@ class Engine:
 
 
 def links_of(engine: Engine, tmp_path: Any) -> Links:
-    connection = SimpleNamespace(subscribe=lambda *_: None)
+    connection = SimpleNamespace(subscribe=lambda *_: None, publish=lambda *_: None)
     settings = SiteSettings(site="hub", data=tmp_path, link_idle=0.001)
     return Links(*cast(Any, (connection, engine, settings, None, None, None, None)))
 
@@ -187,3 +188,17 @@ async def test_a_full_disk_keeps_nobody_from_being_told_of_a_record(tmp_path: An
     )
     made._on_record("link.hub.lab", None)
     assert made._membership.seeds == {}
+
+
+def test_silence_counts_from_when_a_link_is_up(tmp_path: Any) -> None:
+    """After an outage the peer was not heard for long: a new link is not ended for that, with all
+    that is under way on it, before the first heartbeat comes."""
+    links = links_of(Engine(), tmp_path)
+    links._heard["hub"] = (time.monotonic() - 100, 5.0)
+    links._on_engine("hub", True)
+    heard, clock = links._heard["hub"]
+    assert time.monotonic() - heard < 50
+    assert clock == 0.0, "what it said before the outage measures nothing"
+    links._heard["hub"] = (heard, 7.0)
+    links._on_engine("hub", True)
+    assert links._heard["hub"] == (heard, 7.0), "the engine may tell twice"

@@ -436,6 +436,10 @@ class Links:
 
     def _on_engine(self, peer: str, is_up: bool) -> None:
         if peer and is_up:
+            if peer not in self._connected:
+                # Silence counts from now on. By what was heard before an outage, `_beat` would end
+                # the new link before the first heartbeat comes, and with it what is under way.
+                self._heard[peer] = (time.monotonic(), 0.0)
             self._connected.add(peer)
             self._send_beat(peer)
             return

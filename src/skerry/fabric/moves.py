@@ -136,7 +136,7 @@ class Moves:
         """Ask a site that is linked, for a while. Its beats may come before its engine has told
         ours that somebody listens there: seen once in 169 runs right after a start. And one that
         does not answer in time is asked once more, for nothing is lost by that, and a link that
-        ends may take a question along: seen twice in 130 such runs at load 12."""
+        ends takes a question along."""
         deadline = asyncio.get_running_loop().time() + HEARD + timeout
         while True:
             try:
