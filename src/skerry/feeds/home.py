@@ -13,17 +13,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from skerry.directory.store import PREFIX, STREAM
 from skerry.engine.jetstream import JetStream
 from skerry.engine.link import Down
-from skerry.engine.wire import Connection
 from skerry.errors import Unavailable
+from skerry.log.home import check_home
 from skerry.log.read import Reader, stored_event
 from skerry.log.route import Routes
 from skerry.model.event import Event, status_of
-from skerry.model.fabric import TopicEntry, topic_key
+from skerry.model.fabric import TopicEntry
 from skerry.model.names import stored_subject, stream_of
-from skerry.model.records import read
 
 BATCH = 256
 """Events that are asked for at a time."""
@@ -49,30 +47,6 @@ class Place(NamedTuple):
     def of(cls, entry: TopicEntry) -> Place:
         """The place that the directory names."""
         return cls(entry.home, entry.name, entry.stream, in_fabric=True)
-
-
-async def check_home(connection: Connection, home: str, topic: str, stream: str) -> None:
-    """Raise `Unavailable` unless site `home` takes itself for the home of `topic`, in `stream`.
-
-    Whoever read there asks this afterwards. A site that hears of another home goes on in another
-    stream, and soon empties the one that was the home's: whoever knows only the earlier entry finds
-    nothing there, and no error. The site's agent acts on what its engine's copy of the directory
-    has. So if that still has such an entry, all that was read before was read from the home, be its
-    epoch another one. (What the emptied stream says of itself does not tell: its metadata is that
-    of the home which it was. And clients may not ask another site's engine for that.)"""
-    key = topic_key(topic)
-    body = msgspec.json.encode({"last_by_subj": PREFIX + key})
-    try:
-        reply = await connection.request(
-            f"$JS.{home}.API.DIRECT.GET.{STREAM}", body, timeout=ANSWER
-        )
-    except (Down, TimeoutError):
-        raise Unavailable(f"site {home} does not answer for {topic}") from None
-    known = None
-    if not reply.status and reply.data:  # else it is deleted, or nobody is there
-        known = read(reply.data, TopicEntry, key, is_newest=False)
-    if known is None or (known.home, known.stream) != (home, stream):
-        raise Unavailable(f"{home} is not the home of {topic} yet, or not any more")
 
 
 class Homes:

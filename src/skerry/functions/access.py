@@ -11,9 +11,9 @@ from skerry.engine.jetstream import STREAM_NOT_FOUND, ApiError, JetStream
 from skerry.engine.link import Down
 from skerry.engine.wire import Connection
 from skerry.errors import Unavailable
-from skerry.feeds.home import check_home
 from skerry.functions.journal import Position
 from skerry.log.append import Publisher
+from skerry.log.home import check_home
 from skerry.log.read import Reader
 from skerry.log.route import Routes
 from skerry.log.segments import is_home

@@ -190,7 +190,7 @@ def _scan(wire: Socket, topic: str, prefix: str, start: dict[str, Any]) -> set[s
         return _ids(wire, topic, f"$JS.API.DIRECT.GET.{stream_of(topic)}", prefix, start)
     api = f"$JS.{at.home}.API"
     found = _ids(wire, topic, f"{api}.DIRECT.GET.{at.stream}", prefix, start)
-    # See `skerry.feeds.home.check_home`: a former home answers as if there were no rows.
+    # See `skerry.log.home.check_home`: a former home answers as if there were no rows.
     known = _entry(wire, topic, api)
     if known is None or (known.home, known.stream) != (at.home, at.stream):
         raise Lost(f"{at.home} is not the home of {topic} yet, or not any more")
