@@ -231,7 +231,7 @@ class Durables:
 
     async def _note(self, name: str, subscription: str, record: SubscriptionRecord) -> None:
         record = msgspec.structs.replace(record, site=self.site)
-        with contextlib.suppress(SkerryError):  # also of a hub that is full: it is told again
+        with contextlib.suppress(SkerryError):  # also of a full hub: told when it has gone on
             await self._store.put(subscription_key(name, subscription), record)
 
     async def note_new(self) -> None:
