@@ -1,4 +1,4 @@
-"""A replica without room: the topic goes on without it, it does not lead, and it catches up."""
+"""A site without room: the topic goes on without it, it does not lead, and it catches up."""
 
 from __future__ import annotations
 
@@ -105,3 +105,25 @@ async def test_a_topic_goes_on_while_the_disk_of_a_replica_is_full(
             assert (await client.topic("t")).home == "hub"
             await fabric.start("farm")
             await same_everywhere(fabric, 10)
+
+
+async def test_a_home_whose_disk_is_full_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    """Its engine gives no answer, and its agent asks for another home."""
+    quota = {"max_store": 1_000_000_000}
+    fabric = LocalFabric(SITES, each={"lab": quota})
+    with small_disk(fabric.root / "lab") as disk:
+        async with fabric, fabric.connect("hub") as client:
+            await client.create_topic("t", home="lab", replicas=2, spread="hub,farm")
+            await client.publish("t", "small", ack="quorum")
+            for site in ("hub", "farm"):
+                await has(fabric[site], "t", 1)
+            fill(disk)
+
+            assert await client.publish("t", os.urandom(CHUNK), ack="quorum", timeout=60) == 2
+            assert (await client.topic("t")).home in ("hub", "farm")
+            subprocess.run(["mount", "-o", "remount,size=96m", disk], check=True)
+            await until(lambda: "has room again" in caplog.text)
+            lab = fabric.agent("lab").fabric
+            assert lab is not None
+            await until(lambda: lab.copies.starts == 2 and lab.is_open)
+            await same_everywhere(fabric, 2)

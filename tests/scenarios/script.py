@@ -29,7 +29,6 @@ times are rounded up to one of few, and what comes in one block is sorted by kin
 from __future__ import annotations
 
 import asyncio
-import copy
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -136,6 +135,8 @@ class Block:
 class Scenario(Trial):
     """Runs one script."""
 
+    looks = (0.004, 0.02)
+
     def __init__(self, text: str, seed: int = 1) -> None:
         super().__init__(seed)
         self.blocks = [Block(part.strip("\n")) for part in re.split(r"\n{2,}", text.strip())]
@@ -239,7 +240,7 @@ class Scenario(Trial):
     async def do_read(self, site: str) -> None:
         """Have a program read."""
         self.readers.append(Follower(self, site))
-        self.spawn("reader", site, self.readers[-1].run())
+        self.readers[-1].start()
         await asyncio.sleep(1.0)
 
     async def do_run(self, time: str) -> None:
@@ -290,24 +291,11 @@ class Scenario(Trial):
 
     async def do_snapshot(self, site: str) -> None:
         """Remember a folder."""
-        agent = self.agents[site]
-        parts = ("config", "created", "messages", "first", "last", "subjects")
-        streams = {
-            name: {part: copy.deepcopy(getattr(stream, part)) for part in parts}
-            for name, stream in agent.engine.streams.items()
-        }
-        self._folders[site] = streams, dict(agent.disk.files), agent.disk.tide
+        self._folders[site] = self.agents[site].snapshot()
 
     async def do_restore(self, site: str) -> None:
         """Put that folder back."""
-        agent = self.agents[site]
-        agent.kill()
-        streams, files, agent.disk.tide = self._folders[site]
-        agent.disk.files = dict(files)
-        agent.engine.streams.clear()
-        for name, parts in streams.items():
-            agent.engine.streams[name] = stream = Stream(agent.engine, parts["config"])
-            vars(stream).update(copy.deepcopy(parts))
+        self.agents[site].restore(self._folders[site])
         self.verdict.forgive()
 
     async def do_cut(self, site: str, *others: str) -> None:

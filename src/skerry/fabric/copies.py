@@ -552,15 +552,20 @@ class Copies:
     def _give_away(self, entry: TopicEntry, why: str) -> NoReturn:
         """The log of a home is gone, or an old one: a member that has it is to take over."""
         if len(entry.members) > 1:
-            self._tasks.spawn(self._renew(entry))
+            self.give_up(entry)
         raise FabricError(
             f"site {self.site} is the home of {entry.name} in epoch {entry.epoch} and {why}",
             "Restore the data folder, or move the topic to a site that has a copy.",
         )
 
-    async def _renew(self, entry: TopicEntry) -> None:
-        with contextlib.suppress(SkerryError):
-            await self.openings.renew(entry)
+    def give_up(self, entry: TopicEntry) -> None:
+        """Ask for an epoch whose home is elsewhere."""
+
+        async def renew() -> None:
+            with contextlib.suppress(SkerryError):
+                await self.openings.renew(entry)
+
+        self._tasks.spawn(renew())
 
     async def _keep_following(self, local: Local, entry: TopicEntry, info: Info | None) -> None:
         if not self._is_needed(local, entry):

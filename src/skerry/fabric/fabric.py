@@ -24,7 +24,7 @@ from skerry.engine.link import Down
 from skerry.engine.system import System
 from skerry.engine.tide import Tide
 from skerry.engine.wire import Connection, Listener
-from skerry.errors import Conflict, SkerryError, Unavailable
+from skerry.errors import Conflict, FabricError, SkerryError, Unavailable
 from skerry.fabric.admission import Admission
 from skerry.fabric.control import Control
 from skerry.fabric.copies import Copies
@@ -142,6 +142,12 @@ class Fabric(Listener):
         openings.is_trusted = is_flushed or not tide.is_over_power_cut
         tide.is_waiting = openings.are_running
 
+    def hand_over(self) -> None:
+        """Have other members take over what is at home here, where nothing can be written."""
+        for entry in self.store.all("topic.", TopicEntry).values():
+            if entry.home == self.site and len(entry.members) > 1:
+                self.copies.give_up(entry)
+
     async def wake(self) -> None:
         """Have the engine open its logs; only now, because what opens asks us at once."""
         self.copies.young_until = self._connection.now() + DUPLICATE_WINDOW
@@ -253,6 +259,7 @@ class Fabric(Listener):
             return await self._do_settle(timeout)
 
     async def _do_settle(self, timeout: float) -> bool:
+        starts = self.copies.starts
         is_fresh = self.leads or await self.store.fresh(timeout)
         if is_fresh:
             with contextlib.suppress(Conflict, Unavailable):
@@ -268,6 +275,8 @@ class Fabric(Listener):
         else:
             await self.copies.reconcile_alone(await self.standing.confirmed())
             self.standing.watch()
+        if self.copies.starts != starts:
+            raise FabricError("the engine was started anew while its logs were settled")
         await self.links.unlock()
         self._opened.set()
         return is_fresh
@@ -296,11 +305,10 @@ class Fabric(Listener):
 
     def _recover(self) -> None:
         self._again = True
-        if not self._has_started:
-            self._tasks.spawn(self._wake_again(WAKE_TIME))  # so that the start can go on
-            return
-        if self._recovering is None or self._recovering.done():
+        if self._has_started and (self._recovering is None or self._recovering.done()):
             self._recovering = self._tasks.spawn(self._do_recover())
+        else:  # so that what goes on can go on, if the engine has been started anew meanwhile
+            self._tasks.spawn(self._wake_again(WAKE_TIME))
 
     async def _wake_again(self, timeout: float) -> None:
         """Have the engine open its logs; it may die meanwhile, and be started anew."""

@@ -164,8 +164,12 @@ class Links:
         return self._peers() - self.up
 
     def can_reach(self, peer: str) -> bool:
-        """Whether there is, or can be, a link to `peer`."""
-        return peer == self.site or peer in self.up or self._plan(peer) is not None
+        """Whether there is, or can be, a link to `peer`. A site that has only just joined has not
+        heard who can be reached, and not even of itself: it says yes."""
+        if peer == self.site or peer in self.up or self._plan(peer) is not None:
+            return True
+        assert self._store is not None
+        return self._store.get(site_key(self.site), SiteRecord) is None
 
     def way(self, peer: str) -> float:
         """Seconds that the way to `peer` and back may take, to be added to what it needs to

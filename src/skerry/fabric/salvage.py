@@ -14,6 +14,7 @@ have them, and the new home reads it from where its own log ends.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections import defaultdict
@@ -21,7 +22,7 @@ from contextlib import aclosing
 
 from skerry.engine.jetstream import ApiError, JetStream
 from skerry.engine.link import Down
-from skerry.engine.wire import NO_RESPONDERS
+from skerry.engine.wire import NO_RESPONDERS, Connection
 from skerry.errors import Conflict, EventTooLarge, SkerryError, Unavailable
 from skerry.log.follow import Start
 from skerry.log.frames import outcome_of
@@ -37,6 +38,9 @@ log = logging.getLogger("skerry.fabric")
 SOURCE_HEADER = "Nats-Stream-Source"
 PATIENCE = 10.0
 """Seconds that the new home may take for one event."""
+AT_ONCE = 128
+BYTES = 1 << 20
+"""Events that are under way to it at the most, and bytes of them, but for a single larger one."""
 STORED_HEADER = "Skerry-Stored"
 """When an event that was brought home was first stored, in nanoseconds since 1970. It is told where
 events age out: what is older must not look newer because it came later."""
@@ -72,13 +76,13 @@ async def salvage(
     if end > fork:
         async for event in events_of(remote, entry.name, entry.stream, fork + 1, end):
             there.add(event)
-    count = 0
-    for identity, event in mine:
-        if identity not in there.ids and not there.is_past(event):
-            index = await _publish(jetstream, entry, identity, event)
-            end = max(end, index)
-            count += index > 0
-    return count, end
+    lacked = [
+        Lacked(entry, identity, event)
+        for identity, event in mine
+        if identity not in there.ids and not there.is_past(event)
+    ]
+    indexes = await _publish(jetstream, entry, lacked)
+    return sum(index > 0 for index in indexes), max([end, *indexes])
 
 
 class There:
@@ -155,42 +159,72 @@ async def events_of(jetstream: JetStream, topic: str, stream: str, start: int, e
             yield event
 
 
-async def _publish(jetstream: JetStream, entry: TopicEntry, identity: str, event: Event) -> int:
-    """Returns the index that the event has there; 0: it was not taken."""
-    connection = jetstream.connection
-    lines = [line for line in event._head.split(b"\r\n")[1:] if line]
-    lines = [line for line in lines if not line.lower().startswith(b"nats-msg-id:")]
-    lines = [b"Nats-Msg-Id:" + identity.encode(), *lines]
-    heads = [_block(lines)]
-    if entry.settings.forgets and STORED_HEADER not in event._all():
-        heads.append(_block([*lines, f"{STORED_HEADER}:{event.timestamp_ns}".encode()]))
-    subject = write_subject(entry.home, event.topic, entry.epoch)
-    deadline = connection.now() + PATIENCE
-    while connection.now() < deadline:
-        await connection.wait_up(deadline)
+class Lacked:
+    """An event that the new home lacks, as it is sent there."""
+
+    def __init__(self, entry: TopicEntry, identity: str, event: Event) -> None:
+        lines = [line for line in event._head.split(b"\r\n")[1:] if line]
+        lines = [line for line in lines if not line.lower().startswith(b"nats-msg-id:")]
+        lines = [b"Nats-Msg-Id:" + identity.encode(), *lines]
+        self._heads = [_block(lines)]
+        if entry.settings.forgets and STORED_HEADER not in event._all():
+            self._heads.append(_block([*lines, f"{STORED_HEADER}:{event.timestamp_ns}".encode()]))
+        self._subject = write_subject(entry.home, event.topic, entry.epoch)
+        self._identity = identity
+        self._event = event
+        self.size = len(event.data) + len(self._heads[-1])
+
+    async def send(self, connection: Connection) -> int | None:
+        """Returns the index that it has there; 0: it was not taken; None: that is not known."""
+        data = bytes(self._event.data)
         try:
-            reply = await connection.request(subject, bytes(event.data), heads[-1], timeout=2.0)
+            reply = await connection.request(self._subject, data, self._heads[-1], timeout=2.0)
         except (Down, TimeoutError):
-            continue
+            return None
         if reply.status == NO_RESPONDERS:
-            await asyncio.sleep(0.05)
-            continue
-        outcome = outcome_of(entry.name, reply.head, reply.data)
+            return None
+        outcome = outcome_of(self._event.topic, reply.head, reply.data)
         if isinstance(outcome, int):
             return outcome
         if isinstance(outcome, Conflict):
             return 0
         if not is_unfit(outcome):
             raise outcome
-        if len(heads) > 1:
-            heads.pop()  # with what we add, it is
-            continue
+        if len(self._heads) > 1:
+            self._heads.pop()  # with what we add, it is
+            return None
         log.warning(
             "an event of %s that only this site had, index %d, id %s, %d bytes, is lost: %s",
-            event.topic, event.index, identity, len(event.data), outcome.what,
+            self._event.topic, self._event.index, self._identity, len(data), outcome.what,
         )  # fmt: skip
         return 0
-    raise Unavailable(f"the new home of {entry.name} took no salvaged event in time")
+
+
+async def _publish(jetstream: JetStream, entry: TopicEntry, lacked: list[Lacked]) -> list[int]:
+    """Send events, in order; return what `Lacked.send` does. Some are sent at once. From the first
+    of them on of which nothing is known, they are sent again: a link that breaks takes along what
+    is last in it, and is not back before the rest was refused."""
+    connection, done = jetstream.connection, list[int]()
+    deadline = connection.now() + PATIENCE
+    while len(done) < len(lacked):
+        if connection.now() > deadline:
+            raise Unavailable(f"the new home of {entry.name} took no salvaged event in time")
+        await connection.wait_up(deadline)
+        some = _some(lacked[len(done) : len(done) + AT_ONCE])
+        outcomes = await asyncio.gather(*(one.send(connection) for one in some))
+        known = list(itertools.takewhile(lambda outcome: outcome is not None, outcomes))
+        done += [outcome for outcome in known if outcome is not None]
+        if known:
+            deadline = connection.now() + PATIENCE
+        if len(known) < len(some):
+            await asyncio.sleep(0.05)
+    return done
+
+
+def _some(lacked: list[Lacked]) -> list[Lacked]:
+    """As many as may be under way at once."""
+    sums = itertools.accumulate(one.size for one in lacked)
+    return lacked[: max(sum(total <= BYTES for total in sums), 1)]
 
 
 def is_unfit(refusal: SkerryError) -> bool:

@@ -195,9 +195,16 @@ class Services:
 
     async def _find(self, request: TopicName) -> bool:
         """Whether there is a topic of that name; asked when a client's site does not know it."""
-        if self._copies.owner(request.name) is None:
-            await self._store.fresh(FIND_TIME)
-        return self._copies.owner(request.name) is not None
+        name = request.name
+        is_fresh = self._copies.owner(name) is not None or await self._store.fresh(FIND_TIME)
+        if self._copies.owner(name) is not None:
+            return True
+        if not is_fresh:
+            raise Unavailable(
+                f"site {self._copies.site} knows no topic {name}, and cannot ask whether it is new",
+                "Is the coordination site up and linked? Look with `skerry links`.",
+            )
+        return False
 
     async def _want(self, request: Want) -> TopicEntry:
         # Before, a log here may be that of a home which was replaced, and its reader would be given

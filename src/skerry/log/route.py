@@ -80,8 +80,10 @@ class Routes(Listener):
             if name in self._entries:
                 return self._entries[name][1]
         entry = await self._find_one(names)
-        if entry is None and await self._is_new(topic):
-            entry = await self._find_one(names)
+        if entry is None:
+            with contextlib.suppress(Down, TimeoutError):
+                if await self._is_new(topic):
+                    entry = await self._find_one(names)
         if entry is None:
             raise unknown_topic(topic)
         return entry
@@ -96,15 +98,12 @@ class Routes(Listener):
         return None
 
     async def _is_new(self, topic: str) -> bool:
-        """Whether the topic was made elsewhere so lately that this site only hears of it now."""
-        with contextlib.suppress(SkerryError, Down, TimeoutError):
-            reply = await self._connection.request(
-                f"_sk.{self.site}.open.topic.find",
-                msgspec.json.encode(TopicName(topic)),
-                timeout=4.0,
-            )
-            return msgspec.json.decode(open_answer(reply), type=bool)
-        return False
+        """Whether the topic was made elsewhere so lately that this site only hears of it now.
+        Raises if the site cannot tell."""
+        body = msgspec.json.encode(TopicName(topic))
+        subject = f"_sk.{self.site}.open.topic.find"
+        reply = await self._connection.request(subject, body, timeout=4.0)
+        return msgspec.json.decode(open_answer(reply), type=bool)
 
     def follow(self, name: str, follower: Follower) -> None:
         """Tell `follower` whenever the entry of topic `name` changes."""
@@ -166,7 +165,10 @@ class Routes(Listener):
         while names:
             try:
                 found = await self._read(topic_key(names[-1]))
-            except (SkerryError, Down):
+                if found is None and await self._is_new(names[-1]):
+                    continue  # a site that is new, or was set back, hears of old topics late
+            except (SkerryError, Down, TimeoutError):
+                names.insert(0, names.pop())
                 await asyncio.sleep(0.1)
                 continue
             name = names.pop()

@@ -1,4 +1,4 @@
-"""Protocols without machines: virtual time, a seeded network, faults, and models of the fabric.
+"""What ships, without machines: virtual time, simulated engines, a seeded network, faults.
 
-`python -m skerry.sim SEED --trace` replays one schedule, `--seeds 0:10000` runs many.
+`python -m skerry.sim SEED --trace` replays one trial, `--seeds 0:1000` runs many.
 """

@@ -1,69 +1,152 @@
-"""`python -m skerry.sim`: replay one schedule, or run many."""
+"""`python -m skerry.sim`: run one trial of what ships, or many.
+
+    python -m skerry.sim --seeds 0:1000 --jobs 2
+    python -m skerry.sim 77 --trace
+    python -m skerry.sim 77 --without seal
+
+A trial that fails is tried again with faults left out, until none can be spared.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import multiprocessing
+import os
 import sys
 import time
+from collections.abc import Collection, Iterator
+from functools import partial
 
-from skerry.sim.schedule import Outcome, simulate
-from skerry.sim.world import Driver
+from skerry.sim.controls import CONTROLS, without
+from skerry.sim.trial import Outcome, Trial
+
+SHOWN = 5
+"""Trials of many that failed, of which it is told how."""
+CHUNK = 20
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Exit code 0: no invariant was violated; 1: one was; 2: the arguments make no sense."""
-    rules = list(Driver.__dataclass_fields__)
-    parser = argparse.ArgumentParser(prog="python -m skerry.sim", description=__doc__)
-    parser.add_argument("seed", nargs="?", type=int, help="the schedule to run")
-    parser.add_argument("--seeds", metavar="FROM:TO", help="run all schedules from FROM below TO")
-    parser.add_argument("--trace", action="store_true", help="print everything that happens")
-    parser.add_argument(
-        "--without", metavar="RULE", action="append", default=[], choices=rules,
-        help=f"leave out a rule of the driver: {', '.join(rules)}",
+def main() -> int:
+    """Exit code 0: nothing was violated; 1: something was."""
+    parser = argparse.ArgumentParser(
+        prog="python -m skerry.sim", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    options = parser.parse_args(arguments)
-    driver = Driver(**dict.fromkeys(options.without, False))
+    parser.add_argument("seed", nargs="?", type=int, help="the trial to run")
+    parser.add_argument("--seeds", metavar="FROM:TO", help="run all trials from FROM below TO")
+    parser.add_argument("--jobs", type=int, default=1, help="processes to run many trials in")
+    parser.add_argument("--first", action="store_true", help="stop at the first that fails")
+    parser.add_argument("--trace", action="store_true", help="print everything that happens")
+    parser.add_argument("--only", metavar="N,N…", help="do just these of the planned faults")
+    parser.add_argument(
+        "--without", metavar="RULE", choices=CONTROLS,
+        help=f"leave out a rule of what ships: {', '.join(CONTROLS)}",
+    )  # fmt: skip
+    options = parser.parse_args()
+    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets is part of a trial
+        arguments = [sys.executable, "-m", "skerry.sim", *sys.argv[1:]]
+        os.execve(sys.executable, arguments, {**os.environ, "PYTHONHASHSEED": "0"})  # noqa: S606
+    if options.seed is None and not options.seeds:
+        parser.error("give a SEED, or --seeds FROM:TO")
     if options.seeds:
         first, _, end = options.seeds.partition(":")
-        return campaign(int(first), int(end), driver)
-    if options.seed is None:
-        parser.error("give a SEED, or --seeds FROM:TO")
-    outcome = simulate(options.seed, driver, trace=options.trace)
-    for line in outcome.trace or ():
-        print(line)
-    print(describe(outcome))
+        return campaign(range(int(first), int(end)), options)
+    only = None if options.only is None else {int(n) for n in options.only.split(",") if n}
+    with _rules(options.without):
+        trial = Trial(options.seed, options.trace, only)
+        outcome = trial.run()
+        print(*outcome.trace if options.trace else (), sep="\n")
+        print(describe(outcome))
+        if outcome.violation and only is None and not options.trace:
+            print(advise(options.seed, shrink(options.seed, trial.planned), options.without))
     return int(outcome.violation is not None)
 
 
+def _rules(left_out: str | None) -> contextlib.AbstractContextManager[None]:
+    return without(left_out) if left_out else contextlib.nullcontext()
+
+
 def describe(outcome: Outcome) -> str:
-    """One line on a schedule."""
+    """One line on a trial."""
     result = f"VIOLATION {outcome.violation}" if outcome.violation else "ok"
     return (
-        f"seed {outcome.seed}: {result} ({outcome.epochs} epochs, {outcome.elections} other homes, "
-        f"{outcome.moves} moves, {outcome.salvaged} salvaged, {outcome.acknowledged} acknowledged, "
-        f"{outcome.ended} ms)"
+        f"seed {outcome.seed}: {result} ({outcome.epochs} epochs, {outcome.acked} acknowledged, "
+        f"{outcome.took:.1f} s, at rest after {outcome.settled:.1f} s)"
     )
 
 
-def campaign(first: int, end: int, driver: Driver) -> int:
-    """Run many schedules; name those that fail."""
+def advise(seed: int, needed: Collection[int], left_out: str | None) -> str:
+    """How to see why a trial fails."""
+    more = f" --without {left_out}" if left_out else ""
+    return (
+        f"These faults are enough: python -m skerry.sim {seed} "
+        f"--only={','.join(map(str, sorted(needed)))} --trace{more}"
+    )
+
+
+def shrink(seed: int, planned: int) -> set[int]:
+    """Which of the faults of a failing trial it takes for it to fail, in one way or another."""
+    needed = set(range(planned))
+    is_less = True
+    while is_less:
+        is_less = False
+        for number in sorted(needed):
+            if Trial(seed, only=needed - {number}).run().violation:
+                needed.discard(number)
+                is_less = True
+    return needed
+
+
+def _try(left_out: str | None, seed: int) -> tuple[Outcome, str]:
+    """One of many: without its trace, which nobody reads."""
+    with _rules(left_out):
+        trial = Trial(seed)
+        outcome = trial.run()
+        told = ""
+        if outcome.violation:
+            told = f"{describe(outcome)}\n{advise(seed, shrink(seed, trial.planned), left_out)}"
+    outcome.trace = []
+    return outcome, told
+
+
+def campaign(seeds: range, options: argparse.Namespace) -> int:
+    """Run many trials; name those that fail. With `--first`, up to the first of them."""
     began = time.perf_counter()
     failed: list[int] = []
-    for seed in range(first, end):
-        outcome = simulate(seed, driver)
-        if outcome.violation:
-            failed.append(seed)
-            print("\r" + describe(outcome), flush=True)
-        if seed % 50 == 49 or seed == end - 1:
-            done = seed + 1 - first
-            each = (time.perf_counter() - began) / done * 1000
-            print(f"\r{done} of {end - first}, {len(failed)} failed, {each:.1f} ms each", end="",
-                  file=sys.stderr, flush=True)  # fmt: skip
-    print(file=sys.stderr)
+    seconds, done = 0.0, 0
+    waits: list[tuple[float, int]] = []
+    for outcome, told in _outcomes(seeds, options):
+        seconds += outcome.took
+        done += 1
+        waits.append((outcome.longest, outcome.seed))
+        if told:
+            failed.append(outcome.seed)
+            if len(failed) <= SHOWN:
+                print(told, flush=True)
+            if options.first:
+                break
+        if done % CHUNK == 0 and sys.stderr.isatty():
+            print(f"\r{done} of {len(seeds)}, {len(failed)} failed", end="", file=sys.stderr)
+    took = time.perf_counter() - began
+    print(f"{done} trials, {len(failed)} failed; {done / took:.1f} a second, "
+          f"{seconds / took:.0f} virtual seconds a second")  # fmt: skip
+    waits.sort(reverse=True)
+    for share in (0.5, 0.1, 0.01, 0.0):
+        longest, seed = waits[int(share * len(waits))]
+        print(f"a publisher waited {longest:.1f} s while enough was there: {share:.0%} of trials "
+              f"longer (seed {seed})")  # fmt: skip
     if failed:
-        print("failing seeds:", *failed)
-        print(f"What happened in the first: python -m skerry.sim {failed[0]} --trace")
+        print("failing seeds:", *sorted(failed))
     return int(bool(failed))
+
+
+def _outcomes(seeds: range, options: argparse.Namespace) -> Iterator[tuple[Outcome, str]]:
+    work = partial(_try, options.without)
+    if options.jobs == 1:
+        yield from map(work, seeds)
+        return
+    with multiprocessing.Pool(options.jobs) as pool:
+        yield from pool.imap_unordered(work, seeds, CHUNK)
 
 
 if __name__ == "__main__":

@@ -30,22 +30,27 @@ from skerry.fabric.fabric import Fabric
 from skerry.fabric.join import Membership, join, make_token, site_record
 from skerry.fabric.links import first_wiring
 from skerry.sim.engine import CLIENT_PORT, LINK_PORT, Engine, Network
+from skerry.sim.jetstream import Stream
 from skerry.sim.loop import Process
 
+Folder = tuple[dict[str, dict[str, Any]], dict[str, bytes], _File]
+"""Streams, files, and what the site knows of them."""
+FULL = 1.0
+"""Seconds between two looks at the disk."""
 RESTART = 0.05
 """Seconds after which an engine that died is started anew (`skerry.engine.process`)."""
 PATIENCE = ClientSettings(ping_interval=10 / 3)
 
 
 @contextlib.contextmanager
-def stand_ins() -> Iterator[None]:
+def stand_ins(quick: float, slow: float) -> Iterator[None]:
     """Have what ships use these for what it does with files; and look less often where it looks all
-    the time, for each look costs as much as a message."""
+    the time, for each look costs as much as a message: every `quick` to `slow` seconds."""
     changed: list[tuple[Any, str, Any]] = [
         (skerry.fabric.links, "write_conf", write_conf),
         (skerry.fabric.join, "write_secret", write_secret),
-        (skerry.fabric.progress, "QUICK", 0.004),
-        (skerry.fabric.progress, "SLOW", 0.02),
+        (skerry.fabric.progress, "QUICK", quick),
+        (skerry.fabric.progress, "SLOW", slow),
         (skerry.fabric.outbox, "LOOK", 0.5),
     ]
     before = [(module, name, getattr(module, name)) for module, name, _ in changed]
@@ -115,6 +120,7 @@ class Agent:
         self.fabric: Fabric | None = None
         self.restarts = 0
         """Of the engine, while the agent ran."""
+        self.is_destroyed = False
         self._starting: asyncio.Task[None] | None = None
 
     def address(self, user: str) -> Address:
@@ -155,6 +161,50 @@ class Agent:
         if power:
             self.disk.boot += 1
             self.net.dark.add(self.site)
+
+    def snapshot(self) -> Folder:
+        """A copy of all that the site has on its disk."""
+        streams = {name: stream.copied() for name, stream in self.engine.streams.items()}
+        return streams, dict(self.disk.files), self.disk.tide
+
+    def restore(self, folder: Folder) -> None:
+        """End the site, and put that in the place of what it has."""
+        self.kill()
+        streams, files, self.disk.tide = folder
+        self.disk.files = dict(files)
+        self.engine.streams = {
+            name: Stream.restored(self.engine, parts) for name, parts in streams.items()
+        }
+
+    def destroy(self) -> None:
+        """Lose the site, with all that it has."""
+        self.kill()
+        self.is_destroyed = True
+        self.engine.streams.clear()
+        self.disk.files.clear()
+        self.disk.tide = _File(boot="1")
+        self.disk.boot = 1
+
+    def begin_anew(self, token: str) -> None:
+        """Start another site of this name, which has nothing."""
+        self.is_destroyed = False
+        self.start(token)
+
+    def fill(self) -> None:
+        """The disk is full; the agent notices (`skerry.site.disk`)."""
+        self.engine.is_full = True
+        self.net.loop.call_later(FULL, self._while_full, context=self.net.loop.world)
+
+    def make_room(self) -> None:
+        """There is room again, and the engine is started anew."""
+        self.engine.is_full = False
+        self.kill_engine()
+
+    def _while_full(self) -> None:
+        if self.engine.is_full:
+            if self.fabric is not None and self.process is not None:
+                self.process.context().run(self.fabric.hand_over)
+            self.net.loop.call_later(FULL, self._while_full, context=self.net.loop.world)
 
     def kill_engine(self) -> None:
         """End the engine alone; the agent starts it anew."""

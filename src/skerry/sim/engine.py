@@ -40,6 +40,8 @@ REDIAL = 0.5
 RESET = 0.25
 """Seconds between the packets that one end sends of a link which the other has closed."""
 NEVER = 3600.0
+AGAIN = 0.2
+"""Seconds after which what was lost on its way is sent again, at the least."""
 CLIENT_PORT, LINK_PORT = 4222, 7422
 
 _NOT_ENABLED = b'{"error":{"code":503,"err_code":10039,"description":"jetstream not enabled"}}'
@@ -298,6 +300,9 @@ class Engine:
         """Seconds that a message waits before it is stored."""
         self.slowness = 0.0
         """Seconds that clients wait for it, each way."""
+        self.is_full = False
+        """Whether its disk is. A stream that meets this takes nothing, and gives no answer, until
+        the engine is started anew."""
         self.streams: dict[str, Stream] = {}
         self.file = Wiring(asleep=True, locked=True)
         """The configuration that was written last."""
@@ -328,6 +333,17 @@ class Engine:
                 call(*args)
 
         return self.loop.call_later(delay, ring, context=self.loop.world)
+
+    def hang_up(self, process: Process) -> None:
+        """A client's process has died."""
+        for client in list(self.clients):
+            if client.process is process:
+                client.end(None)
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it does what it is asked, soon."""
+        return self.is_up and not self.is_full and self.lag < 1.0
 
     def stored(self, stream: Stream, one: Message) -> None:
         """A stream has stored a message."""
@@ -550,6 +566,8 @@ class Network:
         """Ways that let nothing through."""
         self.dark: set[str] = set()
         """Hosts without power."""
+        self.loss = 0.0
+        """The share of messages that are sent once more, after a while."""
         self._pipes: dict[tuple[str, str], list[Pipe]] = {}
         self._count = 0
 
@@ -576,7 +594,10 @@ class Network:
         """Seconds that a message takes now."""
         if here == there:
             return LOCAL
-        return self.ways.get((here, there), self.usual) * (1.0 + 0.2 * self.random.random())
+        way = self.ways.get((here, there), self.usual) * (1.0 + 0.2 * self.random.random())
+        if self.loss and self.random.random() < self.loss:
+            way = 3 * way + AGAIN
+        return way
 
     def rtt(self, here: str, there: str) -> float:
         """Seconds there and back."""

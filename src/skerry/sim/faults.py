@@ -1,188 +1,349 @@
-"""What goes wrong, and what people do meanwhile; all of it drawn from the seed."""
+"""What goes wrong in a trial, and what people do meanwhile.
+
+A plan is drawn from the trial's seed: which faults, and when. What a fault does is drawn from its
+own number, so that a plan can be tried again with some of its faults left out (`only`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Collection
 from random import Random
+from typing import TYPE_CHECKING, Any
 
-from skerry.sim.process import Process
-from skerry.sim.site import Site
-from skerry.sim.world import World
+from skerry.client.client import Client
+from skerry.config import ClientSettings
+from skerry.errors import SkerryError
+from skerry.fabric.losses import Lost
+from skerry.sim.verdict import TOPIC
 
-ACTIVE = 1000
-"""Milliseconds in which faults begin and events are published."""
-SIZES = (1, 2, 2, 3, 3, 3, 3, 4, 4, 4, 5, 5)
-"""How many members a topic has, each size as often as it stands here: with an even number
-reading and writing quorums differ."""
+if TYPE_CHECKING:
+    from skerry.sim.trial import Trial
+
+WHILES = (0.05, 0.5, 2.0, 6.0)
+LONG = (6.0, 40.0, 100.0)
+"""Seconds that a fault lasts, about; in long trials, longer than any timer of what ships."""
 
 
 class Faults:
-    """Plans a schedule's faults. Until `heal`, each lasts for a while of its own."""
+    """Of one trial."""
 
-    def __init__(self, world: World, random: Random) -> None:
-        self.world = world
-        self.random = random
-        self.healed = False
+    def __init__(self, trial: Trial) -> None:
+        self._trial = trial
+        self._random = trial.random
+        self._net = trial.net
+        self._undo: list[Callable[[], None]] = []
+        self._has_lost = False
+        self._whiles: tuple[float, ...] = WHILES
 
-    def plan(self) -> None:
-        """Spread some faults over the active time."""
-        kinds: list[tuple[int, Callable[[], None]]] = [
-            (3, self.crash_site),
-            (3, self.crash_home),
-            (1, self.crash_leader),
-            (3, self.crash_publisher),
-            (3, self.pause_home),
-            (2, self.pause_any),
-            (3, self.isolate_home),
-            (2, self.isolate_some),
-            (2, self.cut_pair),
-            (1, self.lag),
-            (3, self.blind),
-            (4, self.suspect),
-            (1, self.jump),
-            (3, self.move),
-        ]
-        calls = [call for _, call in kinds]
-        weights = [weight for weight, _ in kinds]
-        for call in self.random.choices(calls, weights, k=self.random.choice((3, 6, 12, 20))):
-            self.world.clock.after(self.random.randrange(ACTIVE), self._do, call)
-
-    def _do(self, call: Callable[[], None]) -> None:
-        self.world.network.note(f"FAULT {call.__name__}")
-        call()
+    def plan(self, active: float, only: Collection[int] | None = None) -> int:
+        """Spread some faults over the next seconds; with `only`, do just these. How many."""
+        kinds: list[tuple[Callable[[], None], int]] = [
+            (self.kill, 3), (self.kill_home, 4), (self.kill_engine, 3), (self.cut_power, 2),
+            (self.cut_pair, 2), (self.cut_one_way, 2), (self.isolate, 2), (self.isolate_home, 2),
+            (self.slow, 4), (self.stop, 2), (self.lag, 1), (self.move, 4), (self.suspect, 6),
+            (self.kill_publisher, 2), (self.kill_reader, 1), (self.be_slow, 4), (self.burst, 2),
+            (self.fill, 1), (self.step, 1), (self.destroy, 1), (self.restore, 1),
+        ]  # fmt: skip
+        if active > max(WHILES):
+            self._whiles = LONG
+        random = self._trial.random
+        count = random.choice((2, 4, 6, 9, 14))
+        calls, weights = [one for one, _ in kinds], [weight for _, weight in kinds]
+        when = 0.0
+        for number, call in enumerate(random.choices(calls, weights, k=count)):
+            if not when or random.random() < 0.5:
+                when = random.random() * active
+            else:  # soon after another
+                when += random.choice((0.01, 0.1, 0.5)) * random.random()
+            if only is None or number in only:
+                self._after(when, self._do, number, call)
+        return count
 
     def heal(self) -> None:
-        """Undo everything that is undone some time; the lost publishers stay lost."""
-        self.healed = True
-        self.world.network.note("HEAL")
-        self.world.network.heal()
-        self.world.store.lag.clear()
-        for process in self.world.processes():
-            process.resume()
-            if process.name not in self.world.publishers:
-                process.restart()
+        """Undo all."""
+        while self._undo:
+            self._undo.pop()()
 
-    def _for_a_while(self, undo: Callable[[], None], longest: int = 500) -> None:
-        self.world.clock.after(20 + self.random.randrange(longest), self._undo, undo)
+    def _do(self, number: int, call: Callable[[], None]) -> None:
+        self._random = Random(f"{self._trial.seed}/{number}")
+        call()
+        self._trial.busy_until = self._trial.loop.time() + 0.3
 
-    def _undo(self, undo: Callable[[], None]) -> None:
-        if not self.healed:
-            undo()
+    def _after(self, delay: float, call: Callable[..., None], *args: Any) -> None:
+        def ring() -> None:
+            if not self._trial.is_healed:
+                call(*args)
 
-    def _home(self) -> Site:
-        return self.world.sites[self.world.store.entry.home]
+        self._trial.loop.call_later(delay, ring, context=self._trial.loop.world)
 
-    def _crash(self, process: Process) -> None:
-        self.world.network.note(f"{process} crashes")
-        process.crash()
-        self._for_a_while(process.restart)
+    def _for_a_while(self, undo: Callable[[], None]) -> None:
+        def once() -> None:
+            if undo in self._undo:
+                self._undo.remove(undo)
+                undo()
+                self._trial.busy_until = self._trial.loop.time() + 0.3
 
-    def crash_site(self) -> None:
-        """Any site; half of the time only for a blink."""
-        self._crash(self.random.choice(list(self.world.sites.values())))
+        self._undo.append(undo)
+        self._after(self._random.choice(self._whiles) * (0.5 + self._random.random()), once)
 
-    def crash_home(self) -> None:
-        """The home, as the store has it."""
-        self._crash(self._home())
+    def _note(self, text: str) -> None:
+        self._trial.note(f"FAULT {text}")
 
-    def crash_leader(self) -> None:
-        """A leader."""
-        self._crash(self.random.choice(self.world.leaders))
+    def _site(self) -> str:
+        return self._random.choice(list(self._trial.agents))
 
-    def crash_publisher(self) -> None:
-        """A publisher, for ever."""
-        self.random.choice(list(self.world.publishers.values())).crash()
+    def _home(self) -> str:
+        return self._trial.verdict.entry.home
 
-    def _pause(self, process: Process) -> None:
-        self.world.network.note(f"{process} pauses")
-        process.pause()
-        self._for_a_while(process.resume)
+    # Sites
 
-    def pause_home(self) -> None:
-        """The home stands still: it is replaced, and then goes on as if nothing were."""
-        self._pause(self._home())
+    def _kill(self, site: str, power: bool = False) -> None:
+        agent = self._trial.agents[site]
+        if agent.process is None:
+            return
+        self._note(f"kill {site}{' by a power cut' if power else ''}")
+        agent.kill(power=power)
+        self._for_a_while(lambda: self._start(site))
 
-    def pause_any(self) -> None:
-        """Anything stands still."""
-        self._pause(self.random.choice(self.world.processes()))
+    def _start(self, site: str) -> None:
+        agent = self._trial.agents[site]
+        if agent.process is None and not agent.is_destroyed:
+            self._trial.note(f"start {site}")
+            agent.start()
 
-    def _isolate(self, inside: list[Process]) -> None:
-        network = self.world.network
-        outside = [process for process in self.world.processes() if process not in inside]
-        both = self.random.random() < 0.8
-        network.note(f"cut {inside} from {outside}")
-        network.cut(inside, outside, both)
-        self._for_a_while(lambda: network.mend(inside, outside, both))
+    def kill(self) -> None:
+        """Any site."""
+        self._kill(self._site())
 
-    def isolate_home(self) -> None:
-        """The home is alone with some publishers, and perhaps a replica."""
-        inside: list[Process] = [self._home()]
-        others = [*self.world.publishers.values(), *self.world.sites.values()]
-        inside += [
-            process
-            for process in others
-            if process not in inside
-            and self.random.random() < (0.6 if process.name in self.world.publishers else 0.2)
-        ]
-        self._isolate(inside)
+    def kill_home(self) -> None:
+        """The home."""
+        self._kill(self._home())
 
-    def isolate_some(self) -> None:
-        """Any part of the fabric is alone."""
-        share = self.random.random()
-        self._isolate([one for one in self.world.processes() if self.random.random() < share])
+    def kill_engine(self) -> None:
+        """An engine alone; its agent starts it anew."""
+        site = self._site()
+        self._note(f"kill the engine of {site}")
+        self._trial.agents[site].kill_engine()
 
-    def cut_pair(self) -> None:
-        """Two processes do not hear of each other."""
-        one, other = self.random.sample(self.world.processes(), 2)
-        network = self.world.network
-        both = self.random.random() < 0.8
-        network.note(f"cut {one} from {other}")
-        network.cut([one], [other], both)
-        self._for_a_while(lambda: network.mend([one], [other], both))
+    def stop(self) -> None:
+        """An agent stands still."""
+        agent = self._trial.agents[self._site()]
+        process = agent.process
+        if process is None or process.missed is not None:
+            return
+        self._note(f"stop the agent of {agent.site}")
+        self._trial.loop.stop_process(process)
+        self._for_a_while(lambda: self._trial.loop.cont_process(process))
+
+    def step(self) -> None:
+        """A machine's clock is set."""
+        site, seconds = self._site(), self._random.choice((-30.0, -1.0, 1.0, 30.0))
+        self._note(f"the clock of {site} is set by {seconds} s")
+        skews = self._trial.loop.skews
+        skews[site] = skews.get(site, 0.0) + seconds
+
+    # Disks. A site that has lost what it had stands for one that is lost: once in a trial, and not
+    # the coordination site.
+
+    def _loser(self) -> str | None:
+        site = self._site()
+        if self._has_lost or site == "a" or self._trial.agents[site].process is None:
+            return None
+        self._has_lost = True
+        return site
+
+    def cut_power(self) -> None:
+        """The log's newest stream loses some messages."""
+        if (site := self._loser()) is None:
+            return
+        self._kill(site, power=True)
+        streams = self._net.engines[site].streams
+        newest = max((name for name in streams if name.startswith("t~")), default="")
+        count = self._random.choice((0, 1, 2, 5))
+        if newest and count:
+            self._trial.note(f"{newest} at {site} loses {count} of {streams[newest].last}")
+            streams[newest].lose(count)
+        self._trial.verdict.forgive()
+
+    def restore(self) -> None:
+        """A folder is copied; later the site is ended, and the copy put in its place."""
+        if (site := self._loser()) is None:
+            return
+        agent = self._trial.agents[site]
+        folder = agent.snapshot()
+        self._note(f"the folder of {site} is copied")
+
+        def put_back() -> None:
+            self._note(f"the folder of {site} is set back")
+            agent.restore(folder)
+            self._trial.verdict.forgive()
+            self._for_a_while(lambda: self._start(site))
+
+        self._after(self._random.choice((0.1, 0.5, 2.0)), put_back)
+
+    def destroy(self) -> None:
+        """A site is gone for good; some time later, another takes its place."""
+        if (site := self._loser()) is None:
+            return
+        self._note(f"{site} is destroyed")
+        self._trial.agents[site].destroy()
+        self._trial.verdict.forgive()
+        self._for_a_while(lambda: self.replace(site))
+
+    def replace(self, site: str) -> None:
+        """Have somebody strike a destroyed site from the fabric, and another join in its place."""
+        trial = self._trial
+
+        async def replace() -> None:
+            address = trial.agents["a"].address("admin")
+            while True:
+                with contextlib.suppress(SkerryError):
+                    async with Client([address], ClientSettings(timeout=10.0), "admin") as client:
+                        if site in [one.site for one in await client.sites()]:
+                            await client.drain_site(site)
+                            await client.remove_site(site)
+                        break
+                await trial.pause(5.0)
+            trial.note(f"{site} is removed")
+            trial.agents[site].begin_anew(trial.agents["a"].token())
+
+        trial.spawn("operator", "a", replace())
+
+    def fill(self) -> None:
+        """A disk is full; once there is room, the agent starts the engine anew."""
+        site = self._site()
+        agent = self._trial.agents[site]
+        if agent.engine.is_full:
+            return
+        self._note(f"the disk of {site} is full")
+        agent.fill()
+
+        def make_room() -> None:
+            self._trial.note(f"the disk of {site} has room")
+            agent.make_room()
+
+        self._for_a_while(make_room)
 
     def lag(self) -> None:
-        """A mirror of the store falls behind."""
-        name = self.random.choice(list(self.world.sites))
-        lag = self.world.store.lag
-        lag[name] = 50 + self.random.randrange(400)
-        self._for_a_while(lambda: lag.update({name: 0}))
+        """An engine stores late."""
+        engine = self._net.engines[self._site()]
+        engine.lag = self._random.choice((0.01, 0.1, 0.4, 3.0))
+        self._note(f"{engine.site} stores {engine.lag} s late")
+        self._for_a_while(lambda: setattr(engine, "lag", 0.0))
 
-    def blind(self) -> None:
-        """Some see nothing new of the store, and work on with what they know."""
-        network, store = self.world.network, self.world.store
-        everybody = [*self.world.sites.values(), *self.world.publishers.values()]
-        some = [one for one in everybody if self.random.random() < 0.5]
-        network.note(f"{some} are blind")
-        network.cut([store], some, both=False)
-        self._for_a_while(lambda: network.mend([store], some, both=False))
+    def be_slow(self) -> None:
+        """An engine answers its clients late."""
+        engine = self._net.engines[self._site()]
+        engine.slowness = self._random.choice((0.002, 0.01, 0.05))
+        self._note(f"{engine.site} answers {engine.slowness} s late")
+        self._for_a_while(lambda: setattr(engine, "slowness", 0.0))
+
+    # Ways
+
+    def _cut(self, pairs: list[tuple[str, str]]) -> None:
+        self._note(f"cut {', '.join(f'{a}→{b}' for a, b in pairs)}")
+        for pair in pairs:
+            self._net.set_cut(*pair, True)
+
+        def mend() -> None:
+            self._trial.note(f"mend {', '.join(f'{a}→{b}' for a, b in pairs)}")
+            for pair in pairs:
+                self._net.set_cut(*pair, False)
+
+        self._for_a_while(mend)
+
+    def cut_pair(self) -> None:
+        """Two sites, both ways."""
+        a, b = self._random.sample(list(self._trial.agents), 2)
+        self._cut([(a, b), (b, a)])
+
+    def cut_one_way(self) -> None:
+        """Two sites, one way."""
+        a, b = self._random.sample(list(self._trial.agents), 2)
+        self._cut([(a, b)])
+
+    def _isolate(self, site: str) -> None:
+        others = [other for other in self._trial.agents if other != site]
+        self._cut([pair for other in others for pair in ((site, other), (other, site))])
+
+    def isolate(self) -> None:
+        """Any site from all."""
+        self._isolate(self._site())
+
+    def isolate_home(self) -> None:
+        """The home from all."""
+        self._isolate(self._home())
+
+    def slow(self) -> None:
+        """A way takes long."""
+        a, b = self._random.sample(list(self._trial.agents), 2)
+        way = self._random.choice((0.05, 0.2, 0.5))
+        self._note(f"{a} to {b} takes {way} s")
+        self._net.ways[a, b] = self._net.ways[b, a] = way
+
+        def mend() -> None:
+            self._net.ways.pop((a, b), None)
+            self._net.ways.pop((b, a), None)
+
+        self._for_a_while(mend)
+
+    # People and programs
 
     def suspect(self) -> None:
-        """A leader takes the home for lost without a reason; or two do, at once."""
-        for leader in self.random.sample(self.world.leaders, self.random.choice((1, 1, 2))):
-            if leader.up and not leader.paused:
-                leader.suspect()
+        """The leader is told that nobody listens at the home, and later that somebody does."""
+        home, leading = self._home(), self._trial.agents["a"]
+        if home == "a" or leading.fabric is None or leading.process is None:
+            return
+        self._note(f"the leader is told that {home} is lost")
 
-    def jump(self) -> None:
-        """A leader's clock jumps."""
-        self.random.choice(self.world.leaders).skew += self.random.choice((-500, 200, 500))
+        def tell(how: str) -> None:
+            if leading.fabric is not None and leading.process is not None:
+                leader = leading.fabric.leader
+                assert leader is not None
+                leading.process.context().run(leader.observe, Lost(home, "a", how))
+
+        def hear() -> None:
+            self._trial.misled -= 1
+            tell("heard")
+
+        self._trial.misled += 1
+        tell("refused")
+        self._for_a_while(hear)
+
+    def kill_publisher(self) -> None:
+        """A publisher goes, with what it has not sent yet."""
+        running = [one for one in self._trial.publishers if not one.is_done]
+        if len(running) > 1:
+            self._note(f"kill publisher {running[0].name}")
+            running[0].kill()
+
+    def kill_reader(self) -> None:
+        """A reader dies, and another is started."""
+        for reader in self._trial.readers:
+            self._note(f"kill the reader at {reader.site}")
+            reader.kill()
+            reader.start()
+
+    def burst(self) -> None:
+        """A publisher has much to say."""
+        for publisher in self._trial.publishers:
+            publisher.burst = self._random.choice((0, 100, 400))
 
     def move(self) -> None:
-        """Somebody wants another home, or other members."""
-        leader = self.random.choice(self.world.leaders)
-        if not leader.up or leader.paused:
-            return
-        names = list(self.world.sites)
-        members = list(self.world.store.entry.members)
-        if self.random.random() < 0.6:
-            members = self.random.sample(names, min(self.random.choice(SIZES), len(names)))
-        home = self.random.choice(members)
-        leader.move(home, tuple(members), self.random.random() < 0.5)
-        guests = [name for name in members if name not in self.world.store.entry.members]
-        if guests and self.random.random() < 0.8:
-            guest = self.world.sites[self.random.choice(guests)]
-            self.world.clock.after(self.random.randrange(60), self._blink, guest)
+        """Somebody moves the topic."""
+        to, asked = self._site(), self._site()
+        others = [site for site in self._trial.agents if site != to]
+        replicas = None
+        if self._random.random() < 0.3:
+            replicas = self._random.sample(others, self._random.choice((1, 2, 2)))
+        self._note(f"move to {to}, replicas {replicas}, asked at {asked}")
 
-    def _blink(self, site: Site) -> None:
-        if site.up and not self.healed:
-            site.crash()
-            site.restart()
+        async def move() -> None:
+            address = self._trial.agents[asked].address("admin")
+            with contextlib.suppress(SkerryError):
+                async with Client([address], ClientSettings(timeout=10.0), "mover") as client:
+                    await client.move_topic(TOPIC, to, replicas=replicas)
+                    self._trial.note(f"moved to {to}")
+
+        self._trial.spawn("mover", asked, move())

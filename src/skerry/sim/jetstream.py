@@ -9,6 +9,7 @@ own way (server/stream.go: setupMirrorConsumer, processInboundMirrorMsg), times 
 from __future__ import annotations
 
 import base64
+import copy
 from collections import deque
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,12 +34,14 @@ BACKOFF_MOST = 120.0
 it waits for an answer; without a message before it asks again; that it is deaf after each error in
 a row, and at the most."""
 HEARTBEAT = 1.0
+ON_DISK = ("config", "created", "messages", "first", "last", "subjects")
 
 NOT_FOUND = {"code": 404, "err_code": 10059, "description": "stream not found"}
 NO_MESSAGE = {"code": 404, "err_code": 10037, "description": "no message found"}
 NO_CONSUMER = {"code": 404, "err_code": 10014, "description": "consumer not found"}
 MISMATCH = {"code": 400, "err_code": 10060, "description": "expected stream does not match"}
 WRONG = {"code": 400, "err_code": 10071}
+NO_ROOM = {"code": 500, "err_code": 10023, "description": "no space left on device"}
 EXISTS = {"code": 400, "err_code": 10058, "description": "stream name already in use"}
 
 
@@ -72,6 +75,7 @@ class Stream:
         self.mirror: Mirror | None = None
         self._listens: list[str] = []
         self._inbox: deque[tuple[str, str, bytes, bytes]] = deque()
+        self._is_stuck = False
         self._json: tuple[Any, bytes] | None = None
         self._told: tuple[str, str] | None = None
 
@@ -81,6 +85,7 @@ class Stream:
         """The engine has started, or the stream was made."""
         self.consumers.clear()
         self._inbox.clear()
+        self._is_stuck = False
         self._listens = []
         self.mirror = None
         self.ids.clear()
@@ -120,6 +125,17 @@ class Stream:
         told = self.config.get("republish")
         self._told = (told["src"][:-1], told["dest"][:-1]) if told else None
 
+    def copied(self) -> dict[str, Any]:
+        """What of it is on disk."""
+        return {part: copy.deepcopy(getattr(self, part)) for part in ON_DISK}
+
+    @classmethod
+    def restored(cls, engine: Engine, parts: dict[str, Any]) -> Stream:
+        """A stream of which this is on disk."""
+        stream = cls(engine, parts["config"])
+        vars(stream).update(copy.deepcopy(parts))
+        return stream
+
     # Storing
 
     @property
@@ -128,7 +144,8 @@ class Stream:
 
     def _now(self) -> int:
         """No two engines store at the same nanosecond."""
-        return int(EPOCH) * NANO + int(self.engine.now() * NANO) // 8 * 8 + self.engine.number
+        now = self.engine.now() + self.engine.loop.skews.get(self.engine.site, 0.0)
+        return int(EPOCH) * NANO + int(now * NANO) // 8 * 8 + self.engine.number
 
     def _take(self, subject: str, reply: str, head: bytes, data: bytes) -> None:
         """Somebody published. A busy engine stores it later."""
@@ -148,7 +165,7 @@ class Stream:
 
     def _judge(self, subject: str, head: bytes, data: bytes) -> bytes:
         site = self.engine.site
-        if self.name not in self.engine.streams:
+        if self.name not in self.engine.streams or not self.has_room():
             return b""
         if "subject_transform" in self.config and subject.startswith("s."):
             subject = "e." + subject.split(".", 3)[3]
@@ -169,6 +186,11 @@ class Stream:
         return b'{"stream":"%b","domain":"%b","seq":%d}' % (
             self.name.encode(), site.encode(), self.last,
         )  # fmt: skip
+
+    def has_room(self) -> bool:
+        """Whether it takes messages: not once it has met a full disk."""
+        self._is_stuck = self._is_stuck or self.engine.is_full
+        return not self._is_stuck
 
     def store(self, index: int, subject: str, head: bytes, data: bytes, when: int, id: str) -> None:
         """Store a message as the next one."""
@@ -569,6 +591,8 @@ class Mirror:
                 self.again()
                 return
             self.stream.skip(index - 1)
+        if not self.stream.has_room():
+            return
         self._index, self._sent = index, sent
         if self.stream.last != index - 1:
             self.again()
@@ -595,6 +619,8 @@ def answer_of(engine: Engine, call: str, reply: str, data: bytes) -> bytes | Non
         page = found[asked.get("offset", 0) :]
         told = [msgspec.Raw(s.info()) if what == "STREAM.LIST" else s.name for s in page]
         return msgspec.json.encode({"total": len(found), "streams": told})
+    if engine.is_full and what in ("STREAM.CREATE", "STREAM.UPDATE"):
+        return _error(NO_ROOM)
     if what == "STREAM.CREATE":
         if name in streams and streams[name].config != asked:
             return _error(EXISTS)

@@ -82,6 +82,8 @@ class Loop(asyncio.BaseEventLoop):
         self._count = 0
         self.world = Context()
         """For timers that belong to no process."""
+        self.skews: dict[str, float] = {}
+        """Seconds by which the clock of a host is wrong."""
         self.is_over = False
         self._all: list[asyncio.Task[Any]] = []
         """Every task: one of a dead process is kept, so that nothing of it runs when it goes."""
@@ -94,6 +96,12 @@ class Loop(asyncio.BaseEventLoop):
     def time(self) -> float:
         """The virtual clock."""
         return self._now
+
+    def wall_clock(self) -> float:
+        """What `time.time` says."""
+        process = running()
+        skew = self.skews.get(process.host, 0.0) if process is not None else 0.0
+        return EPOCH + self._now + skew
 
     def stop_process(self, process: Process) -> None:
         """Have a process stand still."""
@@ -217,7 +225,7 @@ def virtual(loop: Loop, seed: int) -> Iterator[random.Random]:
     made = random.Random
     was = [
         (time, "monotonic", loop.time),
-        (time, "time", lambda: EPOCH + loop.time()),
+        (time, "time", loop.wall_clock),
         (skerry.log.append, "monotonic", loop.time),
         (secrets, "token_hex", lambda size=8: f"{lots.getrandbits(8 * size):0{2 * size}x}"),
         (secrets, "token_urlsafe", lambda size=8: f"{lots.getrandbits(8 * size):x}"),

@@ -12,9 +12,12 @@ class Subjects(Generic[T]):
 
     def __init__(self) -> None:
         self._root: dict[str, Any] = {}
+        self._found: dict[str, list[T]] = {}
+        """What was found before, until a pattern comes or goes."""
 
     def add(self, pattern: str, value: T) -> bool:
         """Whether it is the first of this pattern."""
+        self._found.clear()
         node = self._root
         for token in pattern.split("."):
             node = node.setdefault(token, {})
@@ -24,6 +27,7 @@ class Subjects(Generic[T]):
 
     def remove(self, pattern: str, value: T) -> bool:
         """Whether it was the last of this pattern."""
+        self._found.clear()
         node = self._root
         for token in pattern.split("."):
             node = node[token]
@@ -31,8 +35,15 @@ class Subjects(Generic[T]):
         return not node[""]
 
     def match(self, subject: str) -> list[T]:
-        """The values of all patterns that `subject` fits."""
-        nodes, found = [self._root], []
+        """The values of all patterns that `subject` fits; not to be changed."""
+        found = self._found.get(subject)
+        if found is None:
+            found = self._found[subject] = self._match(subject)
+        return found
+
+    def _match(self, subject: str) -> list[T]:
+        nodes: list[dict[str, Any]] = [self._root]
+        found: list[T] = []
         for token in subject.split("."):
             nexts = []
             for node in nodes:

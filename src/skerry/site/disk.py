@@ -3,8 +3,8 @@
 When a write to a log fails for want of room, the engine gives up that log for as long as it runs:
 publishers get no answer, even when there is room again, and only the engine's own messages tell.
 So we look there, and start the engine anew once the disk has room. Nothing that was acknowledged
-is lost by it. A disk without any room does not take the engine's message either, so we look at that
-as well.
+is lost by it. Until then, topics that have members elsewhere have their home there. A disk without
+any room does not take the engine's message either, so we look at that as well.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from skerry.engine.process import Engine
@@ -29,8 +30,11 @@ NO_ROOM = 4096
 _FULL = b"no space left on device"
 
 
-async def watch_disk(engine: Engine, folder: Path) -> None:
-    """Start `engine` anew whenever its disk was full and has room again. Runs for ever."""
+async def watch_disk(
+    engine: Engine, folder: Path, while_full: Callable[[], None] = lambda: None
+) -> None:
+    """Start `engine` anew whenever its disk was full and has room again; call `while_full` now and
+    then until it has. Runs for ever."""
     position = _size(engine.log_path)
     while True:
         await asyncio.sleep(LOOK)
@@ -42,8 +46,10 @@ async def watch_disk(engine: Engine, folder: Path) -> None:
         if not is_full:
             continue
         log.error("the disk of %s is full: topics do not take events until there is room", folder)
+        while_full()
         while shutil.disk_usage(folder).free < ROOM:
             await asyncio.sleep(LOOK)
+            while_full()
         log.warning("the disk of %s has room again; starting the engine anew", folder)
         position = _size(engine.log_path)
         engine.restart()
