@@ -13,6 +13,8 @@ import sys
 
 import pytest
 
+from skerry.client.client import Client
+from skerry.config import ClientSettings
 from skerry.fabric.leader import RenewRequest
 from skerry.sim.controls import CONTROLS
 from skerry.sim.faults import Faults
@@ -278,4 +280,94 @@ class FarTail(Trial):
 
 def test_what_a_former_home_far_away_has_is_brought_home_many_at_a_time() -> None:
     outcome = FarTail(1).run()
+    assert outcome.violation is None, "\n".join(outcome.trace)
+
+
+class Flap(Trial):
+    """A link ends and is there again while the agent of a replica stands still."""
+
+    async def story(self) -> None:
+        """See the class."""
+        await self.found("abc", ["a", "b"])
+        self.write("p", "c", "quorum")
+        await self.until(lambda: len(self.verdict.acked) > 3)
+        home, replica = self.agents["a"], self.agents["b"]
+        process = replica.process
+        assert process is not None
+        self.loop.stop_process(process)
+        home.kill()
+        await asyncio.sleep(0.05)
+        home.start()
+        await self.until(lambda: "a" in replica.engine.leaves and home.is_open)
+        self.loop.cont_process(process)
+        count = len(self.verdict.acked)
+        await self.until(lambda: len(self.verdict.acked) > count + 3, 8.0)
+        await self.rest()
+
+
+def test_a_link_that_was_another_one_meanwhile_is_noticed() -> None:
+    outcome = Flap(1).run()
+    assert outcome.violation is None, "\n".join(outcome.trace)
+
+
+class Alone(Trial):
+    """A replica is cut off when its engine starts, for longer than a question is held."""
+
+    async def story(self) -> None:
+        """See the class."""
+        await self.found("abc", ["a", "b"])
+        self.write("p", "c", "quorum")
+        await self.until(lambda: len(self.verdict.acked) > 3)
+        engine = self.agents["b"].engine
+        for peer in "ac":
+            self.net.set_cut(peer, "b", True)
+            self.net.set_cut("b", peer, True)
+        self.agents["b"].kill_engine()
+        copy = engine.streams["t~t"]
+        await self.until(lambda: copy.mirror is not None and copy.mirror.follows == "nobody")
+        await self.until(lambda: copy.mirror is not None and copy.mirror.is_asking, 2.0)
+        for peer in "ac":
+            self.net.set_cut(peer, "b", False)
+            self.net.set_cut("b", peer, False)
+        await self.rest()
+
+
+def test_an_engine_that_was_told_of_nobody_asks_again() -> None:
+    outcome = Alone(1).run()
+    assert outcome.violation is None, "\n".join(outcome.trace)
+
+
+class Meanwhile(Trial):
+    """A topic gets another epoch while a site that is to become a member copies it."""
+
+    async def story(self) -> None:
+        """See the class."""
+        await self.found("abc", ["b"])
+        self.write("p", "a", "quorum")
+        await self.until(lambda: len(self.verdict.acked) > 3)
+        self.net.set_cut("b", "c", True)
+        self.net.set_cut("c", "b", True)
+        move = self.spawn("mover", "a", self._move())
+        await asyncio.sleep(3.0)
+        assert not move.done()
+        await self.spawn("leader", "a", self._renew())
+        self.net.set_cut("b", "c", False)
+        self.net.set_cut("c", "b", False)
+        await self.until(move.done, 15.0)
+        await self.rest()
+
+    async def _renew(self) -> None:
+        fabric = self.agents["a"].fabric
+        assert fabric is not None
+        assert fabric.leader is not None
+        await fabric.leader.renew(RenewRequest("t", epoch=2))
+
+    async def _move(self) -> None:
+        address = self.agents["a"].address("admin")
+        async with Client([address], ClientSettings(timeout=90.0), "mover") as client:
+            await client.move_topic("t", "b", replicas=["c"])
+
+
+def test_a_move_whose_topic_was_changed_meanwhile_begins_anew() -> None:
+    outcome = Meanwhile(1).run()
     assert outcome.violation is None, "\n".join(outcome.trace)

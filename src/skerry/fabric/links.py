@@ -105,6 +105,8 @@ class Links:
         self._watcher = watcher
         self._store: Store | None = None
         self._connected: set[str] = set()
+        self._ids: dict[str, int] = {}
+        """What the engine called the link to a peer when we looked last."""
         self._heard: dict[str, tuple[float, float]] = {}
         """When each peer was heard last, and its clock then."""
         self._beaten = time.monotonic()
@@ -436,6 +438,7 @@ class Links:
         for peer in list(self.up):
             self._lost(peer, "closed")
         self._connected.clear()
+        self._ids.clear()
         self._look_soon()  # it may have dialled before we could hear of it
 
     def _on_engine(self, peer: str, is_up: bool) -> None:
@@ -449,6 +452,7 @@ class Links:
             return
         if peer:
             self._connected.discard(peer)
+            self._ids.pop(peer, None)
             self._lost(peer, "closed")
         # Of a link that we dialled the engine tells no name; and what ended may be an old
         # connection in whose place a new one is already.
@@ -464,12 +468,14 @@ class Links:
         while self._look_again:
             self._look_again = False
             try:
-                there = {state.name for state in await self._system.links()}
+                there = {state.name: state.id for state in await self._system.links()}
             except (SkerryError, Down):
                 return
-            for peer in self._connected - there:
-                self._on_engine(peer, False)
-            for peer in there - self._connected:
+            for peer in list(self._connected):  # or there is another link to it already
+                if there.get(peer) != self._ids.get(peer, there.get(peer, 0)):
+                    self._on_engine(peer, False)
+            self._ids = there
+            for peer in there.keys() - self._connected:
                 self._on_engine(peer, True)
 
     # Heartbeats

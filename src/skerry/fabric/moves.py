@@ -80,7 +80,7 @@ class Moves:
             home = await self._wait_for(entry, members, last)
             current = self._store.get(topic_key(entry.name), TopicEntry)
             if current != entry:
-                raise Conflict(f"{entry.name} was changed meanwhile")
+                raise Conflict(f"{entry.name} was changed meanwhile", "Try again.")
             fresh = next_epoch(entry, members, last, home, goes_on=members[0] == entry.home)
             if settings is not None:
                 fresh = msgspec.structs.replace(fresh, settings=settings)
@@ -112,6 +112,9 @@ class Moves:
         behind = set(members) - {entry.home}
         behind = {site for site in behind if site in fresh or site == members[0]}
         while behind:
+            current = self._store.get(topic_key(entry.name), TopicEntry)
+            if current is None or current.epoch != entry.epoch:  # then nobody gets to `entry.epoch`
+                raise Conflict(f"{entry.name} was changed meanwhile", "Try again.")
             home = await self._state(entry.home, entry.name)
             if home is None:
                 raise MoveFailed(f"{entry.home} has no log of {entry.name}")

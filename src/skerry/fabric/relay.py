@@ -18,7 +18,8 @@ An engine that gets an error, or no answer within 30 s, is deaf for 10 s, then 2
 neither asks nor hears a heartbeat (measured: a copy followed 24 s after its holder was back). So it
 gets neither. Errors of a holder count as "not yet". A question that nobody could answer for `HELD`
 seconds is answered with a consumer that does not exist: the engine then listens to its delivery
-subject, and asks again when it hears a heartbeat that does not fit, or nothing for ten seconds.
+subject, and asks again when it hears a heartbeat that does not fit, which it gets at once, or
+nothing for ten to twenty seconds.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ ASKS = 2.1
 """Seconds between two questions for the same stream: the engine does not ask earlier again."""
 HELD = 20.0
 """Seconds that a question may wait for a holder to be known; the engine itself gives up at 30."""
+LISTENS = 0.2
+"""Seconds after which an engine listens to the consumer that it was told of."""
 ATTEMPT = 2.0
 """Seconds for one attempt to ask a holder, beside the way there and back."""
 
@@ -248,6 +251,8 @@ class Relay:
         if reply:
             with contextlib.suppress(Down):
                 self._connection.publish(reply, _nobody(question.stream, data))
+                await asyncio.sleep(LISTENS)
+                self.again(*key)  # so that there is always a question to be answered
 
 
 def _at(call: str, question: Question, origin: str) -> str:

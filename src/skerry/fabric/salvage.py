@@ -27,7 +27,7 @@ from skerry.errors import Conflict, EventTooLarge, SkerryError, Unavailable
 from skerry.log.follow import Start
 from skerry.log.frames import outcome_of
 from skerry.log.live import LiveSubscription
-from skerry.log.segments import is_home
+from skerry.log.segments import Moved, is_home, next_index
 from skerry.model.event import ID_HEADER, Event, reply_of
 from skerry.model.fabric import TopicEntry
 from skerry.model.names import write_subject
@@ -81,6 +81,8 @@ async def salvage(
         for identity, event in mine
         if identity not in there.ids and not there.is_past(event)
     ]
+    if entry.settings.keep_last:
+        await _tie(remote, entry.stream, lacked, end)
     indexes = await _publish(jetstream, entry, lacked)
     return sum(index > 0 for index in indexes), max([end, *indexes])
 
@@ -172,24 +174,51 @@ class Lacked:
         self._subject = write_subject(entry.home, event.topic, entry.epoch)
         self._identity = identity
         self._event = event
+        self._newest: dict[str, int] | None = None
+        """By sub-topic, the last index at the home; None: it may be any."""
         self.size = len(event.data) + len(self._heads[-1])
+
+    @property
+    def sub_topic(self) -> str:
+        """Where it is stored."""
+        return self._event._subject.decode()
+
+    def tie(self, newest: dict[str, int]) -> None:
+        """Have the home take it only as long as these are the last of each sub-topic."""
+        if b"Nats-Expected-" not in self._heads[0]:
+            self._newest = newest
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the home takes it on that condition."""
+        return self._newest is not None
+
+    @property
+    def _head(self) -> bytes:
+        head = self._heads[-1]
+        if self._newest is None:
+            return head
+        last = self._newest.get(self.sub_topic, 0)
+        return head[:-2] + b"Nats-Expected-Last-Subject-Sequence:%d\r\n\r\n" % last
 
     async def send(self, connection: Connection) -> int | None:
         """Returns the index that it has there; 0: it was not taken; None: that is not known."""
         data = bytes(self._event.data)
         try:
-            reply = await connection.request(self._subject, data, self._heads[-1], timeout=2.0)
+            reply = await connection.request(self._subject, data, self._head, timeout=2.0)
         except (Down, TimeoutError):
             return None
         if reply.status == NO_RESPONDERS:
             return None
         outcome = outcome_of(self._event.topic, reply.head, reply.data)
         if isinstance(outcome, int):
+            if self._newest is not None:
+                self._newest[self.sub_topic] = outcome
             return outcome
-        if isinstance(outcome, Conflict):
+        if isinstance(outcome, Conflict) and self._newest is None:
             return 0
         if not is_unfit(outcome):
-            raise outcome
+            raise outcome  # among others: its sub-topic has a newer one, so we look again
         if len(self._heads) > 1:
             self._heads.pop()  # with what we add, it is
             return None
@@ -198,6 +227,27 @@ class Lacked:
             self._event.topic, self._event.index, self._identity, len(data), outcome.what,
         )  # fmt: skip
         return 0
+
+
+async def _tie(remote: JetStream, stream: str, lacked: list[Lacked], end: int) -> None:
+    """Events of which the home keeps the last must not take the place of newer ones that come in
+    meanwhile. Raises `Unavailable` if one has come since the home's log was read up to `end`."""
+
+    async def last_of(subject: str) -> tuple[str, int]:
+        return subject, await next_index(remote, stream, {"last_by_subj": subject}) or 0
+
+    subjects = list({one.sub_topic: None for one in lacked})
+    newest: dict[str, int] = {}
+    try:
+        for start in range(0, len(subjects), AT_ONCE):
+            some = subjects[start : start + AT_ONCE]
+            newest.update(await asyncio.gather(*(last_of(subject) for subject in some)))
+    except Moved:
+        raise Unavailable(f"the home has no {stream} any more") from None
+    if max(newest.values(), default=0) > end:
+        raise Unavailable("the home has taken events meanwhile")
+    for one in lacked:
+        one.tie(newest)
 
 
 async def _publish(jetstream: JetStream, entry: TopicEntry, lacked: list[Lacked]) -> list[int]:
@@ -222,9 +272,17 @@ async def _publish(jetstream: JetStream, entry: TopicEntry, lacked: list[Lacked]
 
 
 def _some(lacked: list[Lacked]) -> list[Lacked]:
-    """As many as may be under way at once."""
-    sums = itertools.accumulate(one.size for one in lacked)
-    return lacked[: max(sum(total <= BYTES for total in sums), 1)]
+    """As many as may be under way at once: of a sub-topic whose last index counts, one."""
+    some: list[Lacked] = []
+    size, tied = 0, set[str]()
+    for one in lacked:
+        size += one.size
+        if some and (size > BYTES or one.sub_topic in tied):
+            break
+        some.append(one)
+        if one.is_tied:
+            tied.add(one.sub_topic)
+    return some
 
 
 def is_unfit(refusal: SkerryError) -> bool:

@@ -198,12 +198,14 @@ class Faults:
         async def replace() -> None:
             address = trial.agents["a"].address("admin")
             while True:
-                with contextlib.suppress(SkerryError):
+                try:
                     async with Client([address], ClientSettings(timeout=10.0), "admin") as client:
                         if site in [one.site for one in await client.sites()]:
                             await client.drain_site(site)
                             await client.remove_site(site)
                         break
+                except SkerryError as error:
+                    trial.note(f"{site} is not removed yet: {error.what}")
                 await trial.pause(5.0)
             trial.note(f"{site} is removed")
             trial.agents[site].begin_anew(trial.agents["a"].token())

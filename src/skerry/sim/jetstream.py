@@ -479,6 +479,16 @@ class Mirror:
         self._is_open = True
         self._later()
 
+    @property
+    def follows(self) -> str:
+        """The consumer that it listens to; empty: none."""
+        return self._name
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether it waits for an answer."""
+        return bool(self._reply)
+
     def close(self) -> None:
         """The stream follows nobody any more."""
         self._is_open = False

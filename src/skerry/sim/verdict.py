@@ -61,7 +61,8 @@ class Verdict:
         self.taken = 0
         self.thins = False
         """Whether a later event of a sub-topic takes the place of those before it. These are not
-        judged any more: a copy that catches up may count as having them, and have neither."""
+        judged any more: a copy that catches up may count as having them, and have neither; and what
+        is brought home may be replaced by an older one that its publisher sends again."""
         self._subjects: dict[bytes, str] = {}
         self._newest: dict[str, bytes] = {}
 
@@ -109,8 +110,7 @@ class Verdict:
         self.taken += 1
         if self.thins:
             self._subjects[one.data] = one.subject
-            if _number(self._newest.get(one.subject, one.data)) <= _number(one.data):
-                self._newest[one.subject] = one.data
+            self._newest[one.subject] = one.data
             self.kept = {n: kept for n, kept in self.kept.items() if not self.is_over(kept[0])}
         entry = self.entries.get(epoch)
         if entry is None or entry.home != site:
