@@ -110,7 +110,8 @@ class Verdict:
         self.taken += 1
         if self.thins:
             self._subjects[one.data] = one.subject
-            self._newest[one.subject] = one.data
+            if epoch >= max(self.entries):  # a home that was replaced may still take some
+                self._newest[one.subject] = one.data
             self.kept = {n: kept for n, kept in self.kept.items() if not self.is_over(kept[0])}
         entry = self.entries.get(epoch)
         if entry is None or entry.home != site:
