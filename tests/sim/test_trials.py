@@ -354,6 +354,7 @@ class Meanwhile(Trial):
         self.net.set_cut("b", "c", False)
         self.net.set_cut("c", "b", False)
         await self.until(move.done, 15.0)
+        move.result()
         await self.rest()
 
     async def _renew(self) -> None:

@@ -87,6 +87,9 @@ class Copies:
         self._peers = peers
         self._tasks = Tasks("work on a copy")
         self.openings = Openings(self.logs, links, peers, store.origin, silence, self._reopen)
+        self.is_full = False
+        """Whether nothing can be written here, until the engine is started anew."""
+        self._giving_up: set[str] = set()
         self.starts = 1
         """How often the engine was started, as far as this agent knows."""
         self.young_until = 0.0
@@ -291,6 +294,7 @@ class Copies:
         return msgspec.structs.replace(
             local.copy.state(),
             young=local.kind == "copy" and self._connection.now() < self.young_until,
+            full=self.is_full,
             count=local.count,
             split=local.is_split,
             segment=local.segment,
@@ -562,10 +566,15 @@ class Copies:
         """Ask for an epoch whose home is elsewhere."""
 
         async def renew() -> None:
-            with contextlib.suppress(SkerryError):
-                await self.openings.renew(entry)
+            try:
+                with contextlib.suppress(SkerryError):
+                    await self.openings.renew(entry)
+            finally:
+                self._giving_up.discard(entry.name)
 
-        self._tasks.spawn(renew())
+        if entry.name not in self._giving_up:
+            self._giving_up.add(entry.name)
+            self._tasks.spawn(renew())
 
     async def _keep_following(self, local: Local, entry: TopicEntry, info: Info | None) -> None:
         if not self._is_needed(local, entry):

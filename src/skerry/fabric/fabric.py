@@ -144,6 +144,7 @@ class Fabric(Listener):
 
     def hand_over(self) -> None:
         """Have other members take over what is at home here, where nothing can be written."""
+        self.copies.is_full = True
         for entry in self.store.all("topic.", TopicEntry).values():
             if entry.home == self.site and len(entry.members) > 1:
                 self.copies.give_up(entry)
@@ -299,6 +300,7 @@ class Fabric(Listener):
         """The engine is back, locked."""
         self._opened.clear()
         self.copies.starts += 1
+        self.copies.is_full = False
         self.copies.young_until = self._connection.now() + DUPLICATE_WINDOW
         self.links.engine_restarted()
         self._recover()

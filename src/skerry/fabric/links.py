@@ -116,6 +116,7 @@ class Links:
         self._used: dict[str, float] = {}
         self._locked = True
         self._applied: Wiring | None = None
+        self._starts = 0
         self._leaving: set[str] = set()
         """Peers that may not dial any more, and may still be linked."""
         self._apply_lock = asyncio.Lock()
@@ -171,7 +172,8 @@ class Links:
         if peer == self.site or peer in self.up or self._plan(peer) is not None:
             return True
         assert self._store is not None
-        return self._store.get(site_key(self.site), SiteRecord) is None
+        is_known = self._store.get(site_key(self.site), SiteRecord) is not None
+        return not is_known and not self._membership.removed
 
     def way(self, peer: str) -> float:
         """Seconds that the way to `peer` and back may take, to be added to what it needs to
@@ -404,6 +406,8 @@ class Links:
         async with self._apply_lock:
             if locked is None:
                 locked = self._locked
+            if not locked and self._applied is None:
+                raise Unavailable("the engine was started anew, and is not to take events yet")
             self._locked = locked
             wiring = self.wiring(locked)
             if wiring != self._applied:
@@ -417,6 +421,7 @@ class Links:
         self._leaving |= {link.peer for link in self._applied.inbound} if self._applied else set()
         self._leaving -= {link.peer for link in wiring.inbound}
         write_conf(self._folder, self._settings, self._ports, wiring)
+        starts = self._starts
         try:
             await self._system.reload()
         except (Down, SkerryError) as error:
@@ -429,10 +434,12 @@ class Links:
             # Should the engine die, it comes back asleep and locked.
             asleep = msgspec.structs.replace(wiring, asleep=True, locked=True)
             write_conf(self._folder, self._settings, self._ports, asleep)
-        self._applied = wiring
+        if starts == self._starts:
+            self._applied = wiring
 
     def engine_restarted(self) -> None:
         """The engine came back, locked and with the links that the file named."""
+        self._starts += 1
         self._applied = None
         self._locked = True
         for peer in list(self.up):
@@ -468,9 +475,11 @@ class Links:
         while self._look_again:
             self._look_again = False
             try:
-                there = {state.name: state.id for state in await self._system.links()}
+                states = await self._system.links()
             except (SkerryError, Down):
                 return
+            # Of two links to a peer, one of which is about to go, the newer counts.
+            there = {one.name: one.id for one in sorted(states, key=lambda one: one.id)}
             for peer in list(self._connected):  # or there is another link to it already
                 if there.get(peer) != self._ids.get(peer, there.get(peer, 0)):
                     self._on_engine(peer, False)

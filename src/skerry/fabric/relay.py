@@ -252,7 +252,8 @@ class Relay:
             with contextlib.suppress(Down):
                 self._connection.publish(reply, _nobody(question.stream, data))
                 await asyncio.sleep(LISTENS)
-                self.again(*key)  # so that there is always a question to be answered
+                # So that there is always a question to be answered.
+                self._connection.publish(self._delivery[key], head=_MISFIT)
 
 
 def _at(call: str, question: Question, origin: str) -> str:

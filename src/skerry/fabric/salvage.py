@@ -14,7 +14,6 @@ have them, and the new home reads it from where its own log ends.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
 from collections import defaultdict
@@ -38,9 +37,14 @@ log = logging.getLogger("skerry.fabric")
 SOURCE_HEADER = "Nats-Stream-Source"
 PATIENCE = 10.0
 """Seconds that the new home may take for one event."""
+ATTEMPT = 4.0
+"""Seconds after which it is asked again."""
 AT_ONCE = 128
-BYTES = 1 << 20
+BYTES = 1 << 18
 """Events that are under way to it at the most, and bytes of them, but for a single larger one."""
+HEADERS = 65535
+"""Bytes of headers that the engine stores."""
+TIE = b"Nats-Expected-Last-Subject-Sequence:"
 STORED_HEADER = "Skerry-Stored"
 """When an event that was brought home was first stored, in nanoseconds since 1970. It is told where
 events age out: what is older must not look newer because it came later."""
@@ -81,9 +85,12 @@ async def salvage(
         for identity, event in mine
         if identity not in there.ids and not there.is_past(event)
     ]
+    busy: set[str] = set()
     if entry.settings.keep_last:
-        await _tie(remote, entry.stream, lacked, end)
-    indexes = await _publish(jetstream, entry, lacked)
+        busy = await _tie(remote, entry.stream, lacked, end)
+    indexes = await _publish(jetstream, entry, [one for one in lacked if one.place not in busy])
+    if busy:
+        raise Unavailable(f"the home has taken events of {', '.join(sorted(busy)[:3])} meanwhile")
     return sum(index > 0 for index in indexes), max([end, *indexes])
 
 
@@ -165,78 +172,93 @@ class Lacked:
     """An event that the new home lacks, as it is sent there."""
 
     def __init__(self, entry: TopicEntry, identity: str, event: Event) -> None:
-        lines = [line for line in event._head.split(b"\r\n")[1:] if line]
-        lines = [line for line in lines if not line.lower().startswith(b"nats-msg-id:")]
-        lines = [b"Nats-Msg-Id:" + identity.encode(), *lines]
-        self._heads = [_block(lines)]
-        if entry.settings.forgets and STORED_HEADER not in event._all():
-            self._heads.append(_block([*lines, f"{STORED_HEADER}:{event.timestamp_ns}".encode()]))
-        self._subject = write_subject(entry.home, event.topic, entry.epoch)
-        self._identity = identity
         self._event = event
+        self._identity = identity
+        self._subject = write_subject(entry.home, event.topic, entry.epoch)
+        self._data = bytes(event.data)
+        self._head = _block([b"Nats-Msg-Id:" + identity.encode(), *_kept_lines(event._head)])
+        self._is_conditional = b"\r\nNats-Expected-" in self._head
+        self._room = HEADERS - len(self._head)
+        """Bytes that can be added without its home taking it for too large."""
+        if limit := entry.settings.max_event_bytes:
+            self._room = min(self._room, limit - len(self._head) - len(self._data))
+        if entry.settings.forgets and STORED_HEADER not in event._all():
+            line = f"{STORED_HEADER}:{event.timestamp_ns}\r\n".encode()
+            if len(line) <= self._room:
+                self._room -= len(line)
+                self._head = _with(self._head, line)
         self._newest: dict[str, int] | None = None
-        """By sub-topic, the last index at the home; None: it may be any."""
-        self.size = len(event.data) + len(self._heads[-1])
+        self.place = event._subject.decode()
+        """The subject that it is stored under."""
+        self.index: int | None = None
+        """Which it has there; 0: it was not taken; None: that is not known."""
 
     @property
-    def sub_topic(self) -> str:
-        """Where it is stored."""
-        return self._event._subject.decode()
-
-    def tie(self, newest: dict[str, int]) -> None:
-        """Have the home take it only as long as these are the last of each sub-topic."""
-        if b"Nats-Expected-" not in self._heads[0]:
-            self._newest = newest
+    def size(self) -> int:
+        """Bytes."""
+        return len(self._head) + len(self._data)
 
     @property
     def is_tied(self) -> bool:
-        """Whether the home takes it on that condition."""
-        return self._newest is not None
+        """Whether it is sent on condition that nothing newer of its sub-topic has come."""
+        return self._newest is not None and not self._is_conditional and self._room >= len(TIE) + 20
 
-    @property
-    def _head(self) -> bytes:
-        head = self._heads[-1]
-        if self._newest is None:
-            return head
-        last = self._newest.get(self.sub_topic, 0)
-        return head[:-2] + b"Nats-Expected-Last-Subject-Sequence:%d\r\n\r\n" % last
+    def tie(self, newest: dict[str, int]) -> None:
+        """Heed the last indexes that the home has of each sub-topic."""
+        self._newest = newest
 
-    async def send(self, connection: Connection) -> int | None:
-        """Returns the index that it has there; 0: it was not taken; None: that is not known."""
-        data = bytes(self._event.data)
+    async def send(self, connection: Connection) -> None:
+        """Send it, and note its index; raise what the home says against it."""
+        head = self._head
+        if self.is_tied and self._newest is not None:
+            head = _with(head, TIE + b"%d\r\n" % self._newest.get(self.place, 0))
         try:
-            reply = await connection.request(self._subject, data, self._head, timeout=2.0)
+            reply = await connection.request(self._subject, self._data, head, timeout=ATTEMPT)
         except (Down, TimeoutError):
-            return None
+            return
         if reply.status == NO_RESPONDERS:
-            return None
+            return
         outcome = outcome_of(self._event.topic, reply.head, reply.data)
         if isinstance(outcome, int):
+            self.index = outcome
             if self._newest is not None:
-                self._newest[self.sub_topic] = outcome
-            return outcome
-        if isinstance(outcome, Conflict) and self._newest is None:
-            return 0
-        if not is_unfit(outcome):
-            raise outcome  # among others: its sub-topic has a newer one, so we look again
-        if len(self._heads) > 1:
-            self._heads.pop()  # with what we add, it is
-            return None
-        log.warning(
-            "an event of %s that only this site had, index %d, id %s, %d bytes, is lost: %s",
-            self._event.topic, self._event.index, self._identity, len(data), outcome.what,
-        )  # fmt: skip
-        return 0
+                self._newest[self.place] = outcome
+        elif isinstance(outcome, Conflict) and not self.is_tied:
+            self.index = 0
+        elif is_unfit(outcome):
+            self.index = 0
+            log.warning(
+                "an event of %s that only this site had, index %d, id %s, %d bytes, is lost: %s",
+                self._event.topic, self._event.index, self._identity, len(self._data), outcome.what,
+            )  # fmt: skip
+        else:
+            raise outcome  # among others: something newer has come, so we look again
 
 
-async def _tie(remote: JetStream, stream: str, lacked: list[Lacked], end: int) -> None:
+def _kept_lines(head: bytes) -> list[bytes]:
+    """The header lines of an event that are kept: not its id, nor the tie by which it was brought
+    home before (a condition of its publisher names the subject as well)."""
+    lines = [line for line in head.split(b"\r\n")[1:] if line]
+    is_tied = TIE in head and b"\r\n" + TIE.rstrip(b":") + b"-Subject:" not in head
+    return [
+        line
+        for line in lines
+        if not line.lower().startswith(b"nats-msg-id:") and not (is_tied and line.startswith(TIE))
+    ]
+
+
+def _with(head: bytes, line: bytes) -> bytes:
+    return head[:-2] + line + b"\r\n"
+
+
+async def _tie(remote: JetStream, stream: str, lacked: list[Lacked], end: int) -> set[str]:
     """Events of which the home keeps the last must not take the place of newer ones that come in
-    meanwhile. Raises `Unavailable` if one has come since the home's log was read up to `end`."""
+    meanwhile. Returns the subjects of which one has come since its log was read up to `end`."""
 
     async def last_of(subject: str) -> tuple[str, int]:
         return subject, await next_index(remote, stream, {"last_by_subj": subject}) or 0
 
-    subjects = list({one.sub_topic: None for one in lacked})
+    subjects = list({one.place: None for one in lacked})
     newest: dict[str, int] = {}
     try:
         for start in range(0, len(subjects), AT_ONCE):
@@ -244,44 +266,43 @@ async def _tie(remote: JetStream, stream: str, lacked: list[Lacked], end: int) -
             newest.update(await asyncio.gather(*(last_of(subject) for subject in some)))
     except Moved:
         raise Unavailable(f"the home has no {stream} any more") from None
-    if max(newest.values(), default=0) > end:
-        raise Unavailable("the home has taken events meanwhile")
     for one in lacked:
         one.tie(newest)
+    return {subject for subject, last in newest.items() if last > end}
 
 
 async def _publish(jetstream: JetStream, entry: TopicEntry, lacked: list[Lacked]) -> list[int]:
-    """Send events, in order; return what `Lacked.send` does. Some are sent at once. From the first
-    of them on of which nothing is known, they are sent again: a link that breaks takes along what
-    is last in it, and is not back before the rest was refused."""
-    connection, done = jetstream.connection, list[int]()
+    """Send events, in order; return their indexes. Many are under way at once; but the first alone,
+    and the next after one of which nothing is known: a link, or a home, that is only just there
+    would take the later ones of those that are on their way to it."""
+    connection = jetstream.connection
     deadline = connection.now() + PATIENCE
-    while len(done) < len(lacked):
+    is_steady = False
+    while left := [one for one in lacked if one.index is None]:
         if connection.now() > deadline:
             raise Unavailable(f"the new home of {entry.name} took no salvaged event in time")
         await connection.wait_up(deadline)
-        some = _some(lacked[len(done) : len(done) + AT_ONCE])
-        outcomes = await asyncio.gather(*(one.send(connection) for one in some))
-        known = list(itertools.takewhile(lambda outcome: outcome is not None, outcomes))
-        done += [outcome for outcome in known if outcome is not None]
-        if known:
+        some = _some(left) if is_steady else left[:1]
+        await asyncio.gather(*(one.send(connection) for one in some))
+        is_steady = all(one.index is not None for one in some)
+        if any(one.index is not None for one in some):
             deadline = connection.now() + PATIENCE
-        if len(known) < len(some):
+        if not is_steady:
             await asyncio.sleep(0.05)
-    return done
+    return [one.index or 0 for one in lacked]
 
 
 def _some(lacked: list[Lacked]) -> list[Lacked]:
     """As many as may be under way at once: of a sub-topic whose last index counts, one."""
     some: list[Lacked] = []
     size, tied = 0, set[str]()
-    for one in lacked:
+    for one in lacked[:AT_ONCE]:
         size += one.size
-        if some and (size > BYTES or one.sub_topic in tied):
+        if some and (size > BYTES or one.place in tied):
             break
         some.append(one)
         if one.is_tied:
-            tied.add(one.sub_topic)
+            tied.add(one.place)
     return some
 
 

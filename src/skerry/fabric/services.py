@@ -194,22 +194,26 @@ class Services:
         return [as_topic(entry, infos[entry.home].get(entry.stream)) for entry in entries]
 
     async def _find(self, request: TopicName) -> bool:
-        """Whether there is a topic of that name; asked when a client's site does not know it."""
+        """Whether there is a topic of that name; asked when a client's site does not know it.
+        Raises `Unavailable` if nobody can tell."""
         name = request.name
-        is_fresh = self._copies.owner(name) is not None or await self._store.fresh(FIND_TIME)
         if self._copies.owner(name) is not None:
             return True
-        if not is_fresh:
+        is_fresh = False
+        with contextlib.suppress(SkerryError):
+            is_fresh = await self._store.fresh(FIND_TIME)
+        if self._copies.owner(name) is None and not is_fresh:
             raise Unavailable(
                 f"site {self._copies.site} knows no topic {name}, and cannot ask whether it is new",
                 "Is the coordination site up and linked? Look with `skerry links`.",
             )
-        return False
+        return self._copies.owner(name) is not None
 
     async def _want(self, request: Want) -> TopicEntry:
         # Before, a log here may be that of a home which was replaced, and its reader would be given
         # others' indexes once more.
         await self._part.opened()
+        await self._find(TopicName(request.name))
         entry = await self._readers.ensure(request.name)
         if request.durable is not None:
             await self._copies.durables.fetch(entry, request.durable)

@@ -81,9 +81,14 @@ class Routes(Listener):
                 return self._entries[name][1]
         entry = await self._find_one(names)
         if entry is None:
-            with contextlib.suppress(Down, TimeoutError):
+            try:
                 if await self._is_new(topic):
                     entry = await self._find_one(names)
+            except (Unavailable, Down, TimeoutError) as error:
+                if not await self._was_deleted(names):
+                    if isinstance(error, Unavailable):
+                        raise
+                    raise self._connection.unavailable() from None
         if entry is None:
             raise unknown_topic(topic)
         return entry
@@ -91,11 +96,16 @@ class Routes(Listener):
     async def _find_one(self, names: list[str]) -> TopicEntry | None:
         reads = (self._read(topic_key(name)) for name in names)
         for name, found in zip(names, await asyncio.gather(*reads), strict=True):
-            if found is not None:
-                self._take(name, *found)
+            if found is not None and found[1] is not None:
+                self._take(name, found[0], found[1])
                 if name in self._entries:
                     return self._entries[name][1]
         return None
+
+    async def _was_deleted(self, names: list[str]) -> bool:
+        """Whether the client's site remembers that a topic of these names was deleted."""
+        reads = (self._read(topic_key(name)) for name in names)
+        return any(found is not None and found[1] is None for found in await asyncio.gather(*reads))
 
     async def _is_new(self, topic: str) -> bool:
         """Whether the topic was made elsewhere so lately that this site only hears of it now.
@@ -157,25 +167,48 @@ class Routes(Listener):
         self._wanted.clear()
         if self._in_fabric is False:
             self._in_fabric = None  # the site may have joined one
-        if self._in_fabric and (self._task is None or self._task.done()):
+        if self._in_fabric:
+            if self._task is not None:
+                self._task.cancel()
             self._task = asyncio.create_task(self._refresh())
 
     async def _refresh(self) -> None:
-        names = list(self._entries)
-        while names:
-            try:
-                found = await self._read(topic_key(names[-1]))
-                if found is None and await self._is_new(names[-1]):
-                    continue  # a site that is new, or was set back, hears of old topics late
-            except (SkerryError, Down, TimeoutError):
-                names.insert(0, names.pop())
+        """Take what the site knows of each topic, again and again until it knows, or can tell that
+        the topic is gone. A site that is new, or was set back, hears of old topics late."""
+        missing = list(self._entries)
+        while missing:
+            missing = [name for name in missing if not await self._is_read(name)]
+            for name in list(missing):
+                if await self._is_gone(name):
+                    self._drop(name)
+                    missing.remove(name)
+            if missing:
                 await asyncio.sleep(0.1)
-                continue
-            name = names.pop()
-            if found is None:
-                self._drop(name)
-            else:
-                self._take(name, *found)
+
+    async def _is_read(self, name: str) -> bool:
+        """Whether the site has an entry of a topic, or knows that it was deleted."""
+        try:
+            found = await self._read(topic_key(name))
+        except (SkerryError, Down):
+            return False
+        known = self._entries.get(name)
+        if found is None or known is None:
+            return known is None
+        revision, data = found
+        if data is not None:
+            self._take(name, revision, data)
+        elif revision > known[0]:
+            self._drop(name)
+        return data is not None or revision > known[0]
+
+    async def _is_gone(self, name: str) -> bool:
+        """Whether there is no such topic; not so if that cannot be told."""
+        tokens = name.split("/")
+        above = ["/".join(tokens[: depth + 1]) for depth in range(len(tokens) - 1)]
+        try:
+            return await self._find_one(above) is not None or not await self._is_new(name)
+        except (SkerryError, Down, TimeoutError):
+            return False
 
     async def _listen_here(self) -> None:
         if self._sid is not None:
@@ -202,8 +235,9 @@ class Routes(Listener):
         found = await self._read(key)
         return None if found is None else found[1]
 
-    async def _read(self, key: str) -> tuple[int, bytes] | None:
-        """The newest value in the copy of the store at the client's site."""
+    async def _read(self, key: str) -> tuple[int, bytes | None] | None:
+        """The newest value in the copy of the store at the client's site, and its revision; without
+        a value, it was deleted. None: nothing is known of it there."""
         reply = await self._jetstream.ask(
             f"$JS.API.DIRECT.GET.{STREAM}",
             msgspec.json.encode({"last_by_subj": PREFIX + key}),
@@ -214,9 +248,8 @@ class Routes(Listener):
         if reply.status in (404, NO_RESPONDERS):
             return None
         fields = parse_headers(reply.head)
-        if "KV-Operation" in fields or "Nats-Marker-Reason" in fields:
-            return None
-        return int(fields["Nats-Sequence"]), reply.data
+        is_gone = "KV-Operation" in fields or "Nats-Marker-Reason" in fields
+        return int(fields["Nats-Sequence"]), None if is_gone else reply.data
 
     def _drop(self, name: str) -> None:
         """The topic was deleted."""

@@ -69,6 +69,8 @@ class State(msgspec.Struct, frozen=True):
     """How many events the copy holds."""
     segment: int = 0
     """The number of the stream that this site would lead with; see `skerry.log.segments`."""
+    full: bool = False
+    """Whether its disk is, so that it could not lead."""
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -102,14 +104,15 @@ def elect(
 
     None: too few answered, all of them are under rebuild, or none of the best may lead. Among
     equals one that is not in `avoided` wins, then one whose log is in one piece, then the earlier
-    in `preferred`, then in `members`; a site in `barred` counts as a witness and is not chosen. So
-    does a forked copy, and only up to its fork: were it to lead, its events beyond would become
-    history, and the copies of the epochs between, which hold others there, would not notice.
+    in `preferred`, then in `members`; a site in `barred`, or without room, counts as a witness and
+    is not chosen. So does a forked copy, and only up to its fork: were it to lead, its events
+    beyond would become history, and the copies of the epochs between, which hold others there,
+    would not notice.
     """
     answered = {state.site: state for state in states if state.site in members}
     if len(answered) < read_quorum(len(members)):
         return None
-    out = set(barred)
+    out = {*barred, *(state.site for state in answered.values() if state.full)}
     rank = {}
     for state in answered.values():
         last = state.last
