@@ -29,7 +29,7 @@ import skerry
 from skerry import Client
 from skerry.engine.address import find_address
 from skerry.engine.process import free_port
-from skerry.errors import SkerryError
+from skerry.errors import Conflict, SkerryError
 from skerry.functions.access import Access
 from skerry.functions.assignment import Assignment
 from skerry.functions.ledger import Ledger
@@ -329,12 +329,17 @@ class Campaign:
     async def _state(self, count: Assignment) -> dict[str, int]:
         """What the function remembers."""
         access = await Access.open(find_address(self._root / "hub", "admin"))
-        ledger = Ledger(access, count.journal)
         try:
-            journal = await ledger.open()
-            return {key: msgspec.msgpack.decode(value) for key, value in journal.state.items()}
+            while True:
+                ledger = Ledger(access, count.journal)
+                try:
+                    journal = await ledger.open()
+                except Conflict:  # a host that has just started claims it as well, and may win
+                    continue
+                finally:
+                    ledger.close()
+                return {key: msgspec.msgpack.decode(value) for key, value in journal.state.items()}
         finally:
-            ledger.close()
             await access.close()
 
 
