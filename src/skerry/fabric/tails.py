@@ -180,6 +180,8 @@ class Tails:
                 continue
             except (SkerryError, Down) as error:
                 log.debug("what %s has beyond the history stays for now: %s", local.name, error)
+                if isinstance(error, _NotHeld):
+                    wait = AGAIN
             await asyncio.sleep(wait)
             wait = min(wait * 2, AGAIN_MOST)
 
@@ -214,7 +216,7 @@ class Tails:
             if count:
                 log.warning("%d events that only this site had were added to %s", count, local.name)
             if not await is_held(self._peers, entry, last):
-                raise Unavailable(f"too few members of {local.name} hold what was brought home")
+                raise _NotHeld(f"too few members of {local.name} hold what was brought home")
             newest = self._logs.entry(local.name)
             if newest is None or newest.epoch != entry.epoch:
                 return
@@ -248,6 +250,10 @@ class Tails:
                     with contextlib.suppress(ApiError):
                         await self._delete(info)
                 self.kept.discard(name)
+
+
+class _NotHeld(Unavailable):
+    """The home has what was brought there, and other members have yet to get it."""
 
 
 def _place(tail: dict[str, Any]) -> tuple[int, int]:
