@@ -336,7 +336,7 @@ class Fabric(Listener):
                     self._tide.look(streams)
                 self.copies.load(streams, before)
                 if not await self._settle(self._contact_again()):
-                    self._again = self.store.origin in self.links.up
+                    self._again |= self.store.origin in self.links.up
             except (SkerryError, Down) as error:
                 log.warning("not settled yet: %s", error)
                 self._again = True

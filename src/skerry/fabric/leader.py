@@ -433,7 +433,14 @@ class Leader:
         )  # fmt: skip
         with contextlib.suppress(SkerryError, Down):
             await self._settle_at(entry.home, entry)
+        if current.home != entry.home and self.is_there(current.home):
+            self._tasks.spawn(self._tell_former(current.home, entry))
         return True
+
+    async def _tell_former(self, site: str, entry: TopicEntry) -> None:
+        """A home that is alive takes no more events, also if its copy of the directory is late."""
+        with contextlib.suppress(SkerryError, Down):
+            await self._settle_at(site, entry)
 
     # Whole sites
 

@@ -406,8 +406,8 @@ class Links:
         async with self._apply_lock:
             if locked is None:
                 locked = self._locked
-            if not locked and self._applied is None:
-                raise Unavailable("the engine was started anew, and is not to take events yet")
+            if not locked and (self._applied is None or not self._connection.is_up):
+                raise Unavailable("the engine starts anew, and is not to take events yet")
             self._locked = locked
             wiring = self.wiring(locked)
             if wiring != self._applied:
@@ -434,8 +434,9 @@ class Links:
             # Should the engine die, it comes back asleep and locked.
             asleep = msgspec.structs.replace(wiring, asleep=True, locked=True)
             write_conf(self._folder, self._settings, self._ports, asleep)
-        if starts == self._starts:
-            self._applied = wiring
+        if starts != self._starts:
+            raise Unavailable("the engine was started anew while it took its configuration")
+        self._applied = wiring
 
     def engine_restarted(self) -> None:
         """The engine came back, locked and with the links that the file named."""

@@ -122,6 +122,8 @@ class Moves:
                 state = await self._state(site, entry.name)
                 if state is None:  # it is just replacing a log of its own
                     await self._ask(site, "peer.prepare", wanted, timeout=SETTLE_TIME)
+                elif state.full and site == members[0]:
+                    raise MoveFailed(f"the disk of {site} is full")
                 elif state.split and site == members[0]:
                     continue  # it leads once its log is in one piece
                 elif state.label == entry.epoch and state.last >= home.last:

@@ -180,8 +180,6 @@ class Tails:
                 continue
             except (SkerryError, Down) as error:
                 log.debug("what %s has beyond the history stays for now: %s", local.name, error)
-                if isinstance(error, _NotHeld):
-                    wait = AGAIN
             await asyncio.sleep(wait)
             wait = min(wait * 2, AGAIN_MOST)
 
@@ -215,12 +213,19 @@ class Tails:
             )
             if count:
                 log.warning("%d events that only this site had were added to %s", count, local.name)
-            if not await is_held(self._peers, entry, last):
-                raise _NotHeld(f"too few members of {local.name} hold what was brought home")
-            newest = self._logs.entry(local.name)
-            if newest is None or newest.epoch != entry.epoch:
-                return
+            wait, has_waited = AGAIN, False
+            while not self._is_over(local, entry) and not await is_held(self._peers, entry, last):
+                has_waited = True
+                await asyncio.sleep(wait)
+                wait = min(wait * 2, AGAIN_MOST)
+            if has_waited or self._is_over(local, entry):
+                return  # the home may have lost it meanwhile: we look again
             await self._delete(info)
+
+    def _is_over(self, local: Local, entry: TopicEntry) -> bool:
+        """Whether the topic has another epoch than that of `entry`, or is gone."""
+        newest = self._logs.entry(local.name)
+        return newest is None or newest.epoch != entry.epoch
 
     async def _all(self, name: str) -> list[dict[str, Any]]:
         streams = await self._jetstream.streams()
@@ -250,10 +255,6 @@ class Tails:
                     with contextlib.suppress(ApiError):
                         await self._delete(info)
                 self.kept.discard(name)
-
-
-class _NotHeld(Unavailable):
-    """The home has what was brought there, and other members have yet to get it."""
 
 
 def _place(tail: dict[str, Any]) -> tuple[int, int]:

@@ -172,6 +172,11 @@ class Routes(Listener):
                 self._task.cancel()
             self._task = asyncio.create_task(self._refresh())
 
+    def on_closed(self, error: SkerryError) -> None:
+        """The client is closed."""
+        if self._task is not None:
+            self._task.cancel()
+
     async def _refresh(self) -> None:
         """Take what the site knows of each topic, again and again until it knows, or can tell that
         the topic is gone. A site that is new, or was set back, hears of old topics late."""

@@ -46,10 +46,13 @@ async def watch_disk(
         if not is_full:
             continue
         log.error("the disk of %s is full: topics do not take events until there is room", folder)
-        while_full()
+        waited = due = 0.0
         while shutil.disk_usage(folder).free < ROOM:
+            if waited >= due:  # more and more seldom
+                while_full()
+                due = 2 * waited + LOOK
             await asyncio.sleep(LOOK)
-            while_full()
+            waited += LOOK
         log.warning("the disk of %s has room again; starting the engine anew", folder)
         position = _size(engine.log_path)
         engine.restart()
