@@ -228,6 +228,27 @@ async def test_who_has_not_seen_the_newest_cannot_change_it(
     assert (await admin.function("count")).function.paused
 
 
+async def test_what_was_changed_between_two_looks_at_it_is_looked_at_again(
+    site: LocalSite, admin: Client, count: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await admin.deploy_function(count, topic="in")
+    registry, _ = await part(site).ready()
+    seen = await registry.newest("count")
+    await admin.pause_function("count")
+    real = registry._homes.newest
+    answers = [seen.revision]
+
+    async def newest(topic: str) -> int:
+        return answers.pop() if answers else await real(topic)
+
+    monkeypatch.setattr(registry._homes, "newest", newest)
+    now = await registry.newest("count")
+    assert not answers
+    assert now.revision > seen.revision
+    assert now.function is not None
+    assert now.function.paused
+
+
 async def test_code_that_is_not_what_it_should_be_does_not_run(
     site: LocalSite, admin: Client, count: Path
 ) -> None:

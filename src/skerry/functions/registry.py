@@ -20,6 +20,7 @@ import msgspec
 
 from skerry.engine.link import Down
 from skerry.errors import (
+    AgedOut,
     Conflict,
     FolderCorrupt,
     NotYet,
@@ -118,6 +119,8 @@ class Registry:
                         return _read(name, index, data, known)
                     except NotYet:
                         await asyncio.sleep(0.02)
+        except AgedOut:  # somebody has changed it since
+            return await self.newest(name)
         except TimeoutError:
             raise Unavailable(
                 f"this site's copy of {REGISTRY} is behind", "Try again; look with `skerry links`."
