@@ -48,7 +48,7 @@ from skerry.sim.trial import LOOK, QUIET, Reader, Trial, Writer
 from skerry.sim.verdict import TOPIC
 
 FOLDER = Path(__file__).parent
-BOUNDS = (0.1, 0.6, 1.5, 7.0, 15.0, 60.0)
+BOUNDS = (0.1, 0.6, 1.5, 5.0, 15.0, 60.0)
 """Seconds that times are rounded up to: few, and none of them a period of what ships."""
 PATIENCE = 5.0
 WAITING = ("run", "until", "settle", "show", "links")

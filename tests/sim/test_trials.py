@@ -78,11 +78,6 @@ class PowerCut(Trial):
         await self.rest()
 
 
-def test_an_index_that_a_power_cut_took_is_not_confirmed_for_the_event_that_was_lost() -> None:
-    outcome = PowerCut(1).run()
-    assert outcome.violation is None, "\n".join(outcome.trace)
-
-
 class LateStore(Trial):
     """A home is frozen while its engine still has to store what it took."""
 
@@ -111,11 +106,6 @@ class LateStore(Trial):
         self.last = await fabric.copies.freeze("t", 1, lease=5.0)
 
 
-def test_a_log_that_is_frozen_takes_nothing_that_waited_to_be_stored() -> None:
-    outcome = LateStore(1).run()
-    assert outcome.violation is None, "\n".join(outcome.trace)
-
-
 class LateAnswer(Trial):
     """A topic gets another epoch while the engine of a member waits for whom to follow."""
 
@@ -141,11 +131,6 @@ class LateAnswer(Trial):
         await fabric.leader.renew(RenewRequest("t", epoch=2))
 
 
-def test_a_copy_that_is_given_its_holder_as_an_epoch_begins_joins_that_epoch() -> None:
-    outcome = LateAnswer(1).run()
-    assert outcome.violation is None, "\n".join(outcome.trace)
-
-
 class Standstill(Trial):
     """An agent stands still for a while, and so do the heartbeats that wait for it."""
 
@@ -166,11 +151,6 @@ class Standstill(Trial):
         assert "a" in fabric.links.up
         assert fabric.links.silence("a") == before
         await self.rest()
-
-
-def test_a_standstill_of_ones_own_does_not_seem_a_long_way() -> None:
-    outcome = Standstill(1).run()
-    assert outcome.violation is None, "\n".join(outcome.trace)
 
 
 class Replaced(Trial):
@@ -220,11 +200,6 @@ class Twice(Trial):
         await self.rest()
 
 
-def test_a_home_whose_engine_dies_twice_opens_soon() -> None:
-    outcome = Twice(1).run()
-    assert outcome.violation is None, "\n".join(outcome.trace)
-
-
 class Filled(Trial):
     """The disk of a home is full."""
 
@@ -239,11 +214,6 @@ class Filled(Trial):
         await self.until(lambda: len(self.verdict.acked) > count + 3)
         self.agents["b"].make_room()
         await self.rest()
-
-
-def test_a_home_without_room_is_replaced() -> None:
-    outcome = Filled(1).run()
-    assert outcome.violation is None, "\n".join(outcome.trace)
 
 
 class FarTail(Trial):
@@ -271,11 +241,6 @@ class FarTail(Trial):
         await self.rest()
 
 
-def test_what_a_former_home_far_away_has_is_brought_home_many_at_a_time() -> None:
-    outcome = FarTail(1).run()
-    assert outcome.violation is None, "\n".join(outcome.trace)
-
-
 class Flap(Trial):
     """A link ends and is there again while the agent of a replica stands still."""
 
@@ -298,11 +263,6 @@ class Flap(Trial):
         await self.rest()
 
 
-def test_a_link_that_was_another_one_meanwhile_is_noticed() -> None:
-    outcome = Flap(1).run()
-    assert outcome.violation is None, "\n".join(outcome.trace)
-
-
 class Alone(Trial):
     """A replica is cut off when its engine starts, for longer than a question is held."""
 
@@ -323,11 +283,6 @@ class Alone(Trial):
             self.net.set_cut(peer, "b", False)
             self.net.set_cut("b", peer, False)
         await self.rest()
-
-
-def test_an_engine_that_was_told_of_nobody_asks_again() -> None:
-    outcome = Alone(1).run()
-    assert outcome.violation is None, "\n".join(outcome.trace)
 
 
 class Meanwhile(Trial):
@@ -362,6 +317,22 @@ class Meanwhile(Trial):
             await client.move_topic("t", "b", replicas=["c"])
 
 
-def test_a_move_whose_topic_was_changed_meanwhile_begins_anew() -> None:
-    outcome = Meanwhile(1).run()
-    assert outcome.violation is None, "\n".join(outcome.trace)
+@pytest.mark.parametrize(
+    ("story", "shows"),
+    [
+        (PowerCut, "an index that a power cut took is not confirmed for the event that was lost"),
+        (LateStore, "a log that is frozen takes nothing that waited to be stored"),
+        (LateAnswer, "a copy that is given its holder as an epoch begins joins that epoch"),
+        (Standstill, "a standstill of ones own does not seem a long way"),
+        (Twice, "a home whose engine dies twice opens soon"),
+        (Filled, "a home without room is replaced"),
+        (FarTail, "what a former home far away has is brought home many at a time"),
+        (Flap, "a link that was another one meanwhile is noticed"),
+        (Alone, "an engine that was told of nobody asks again"),
+        (Meanwhile, "a move whose topic was changed meanwhile begins anew"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_story(story: type[Trial], shows: str) -> None:
+    outcome = story(1).run()
+    assert outcome.violation is None, "\n".join([shows, *outcome.trace])

@@ -32,6 +32,14 @@ def test_half_of_the_sites_may_be_lost(replicas: int) -> None:
             assert decision.base == 9
 
 
+def test_a_site_without_room_tells_what_there_is_and_does_not_lead() -> None:
+    full, roomy = State("a", 1, 9, 1, full=True), State("b", 1, 9, 1)
+    chosen = elect(LINEAGE, ["a", "b", "c"], [full, roomy])
+    assert chosen is not None
+    assert chosen.home == "b"
+    assert elect(LINEAGE, ["a", "b", "c"], [full, State("b", 1, 4, 1)]) is None
+
+
 @pytest.mark.parametrize("replicas", range(MAX_REPLICAS + 1))
 def test_with_one_more_lost_nothing_is_guessed(replicas: int) -> None:
     members = [f"site{n}" for n in range(replicas + 1)]

@@ -40,8 +40,12 @@ COMPLETE = "skerry.complete"
 STORE = 5.0
 """Seconds that the engine may take to store some events."""
 AGAIN = 0.25
+HELD = 0.1
 AGAIN_MOST = 10.0
-"""Seconds after which what failed is tried again, at first and at the most."""
+"""Seconds after which what failed is tried again, at first and at the most; and after which members
+are asked again whether they hold what was brought home."""
+SOON = 3.0
+"""Seconds in which no machine is back that lost power, and events with it."""
 
 
 class Tails:
@@ -213,12 +217,11 @@ class Tails:
             )
             if count:
                 log.warning("%d events that only this site had were added to %s", count, local.name)
-            wait, has_waited = AGAIN, False
+            waited, wait = 0.0, HELD
             while not self._is_over(local, entry) and not await is_held(self._peers, entry, last):
-                has_waited = True
                 await asyncio.sleep(wait)
-                wait = min(wait * 2, AGAIN_MOST)
-            if has_waited or self._is_over(local, entry):
+                waited, wait = waited + wait, min(wait * 1.5, AGAIN_MOST)
+            if waited > SOON or self._is_over(local, entry):
                 return  # the home may have lost it meanwhile: we look again
             await self._delete(info)
 

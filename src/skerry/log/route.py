@@ -74,8 +74,7 @@ class Routes(Listener):
         check_topic(topic)
         if not await self.in_fabric():
             return None
-        tokens = topic.split("/")
-        names = ["/".join(tokens[: depth + 1]) for depth in range(len(tokens))]
+        names = _names_of(topic)
         for name in names:
             if name in self._entries:
                 return self._entries[name][1]
@@ -208,8 +207,7 @@ class Routes(Listener):
 
     async def _is_gone(self, name: str) -> bool:
         """Whether there is no such topic; not so if that cannot be told."""
-        tokens = name.split("/")
-        above = ["/".join(tokens[: depth + 1]) for depth in range(len(tokens) - 1)]
+        *above, _ = _names_of(name)
         try:
             return await self._find_one(above) is not None or not await self._is_new(name)
         except (SkerryError, Down, TimeoutError):
@@ -277,3 +275,9 @@ class Routes(Listener):
         if changed:
             for follower in list(self._followers.get(name, [])):
                 follower.on_route(entry)
+
+
+def _names_of(topic: str) -> list[str]:
+    """The topics that may hold `topic`, itself the last."""
+    tokens = topic.split("/")
+    return ["/".join(tokens[: depth + 1]) for depth in range(len(tokens))]

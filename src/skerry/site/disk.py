@@ -30,9 +30,7 @@ NO_ROOM = 4096
 _FULL = b"no space left on device"
 
 
-async def watch_disk(
-    engine: Engine, folder: Path, while_full: Callable[[], None] = lambda: None
-) -> None:
+async def watch_disk(engine: Engine, folder: Path, while_full: Callable[[], None]) -> None:
     """Start `engine` anew whenever its disk was full and has room again; call `while_full` now and
     then until it has. Runs for ever."""
     position = _size(engine.log_path)
