@@ -28,7 +28,7 @@ from skerry.engine.nkeys import new_pair
 from skerry.engine.wire import Connection, Listener
 from skerry.errors import AccessDenied
 from skerry.fabric.join import JoinRequest, Membership, Welcome, begin, make_token, read_token
-from skerry.model.fabric import PROTOCOL, SiteRecord
+from skerry.model.fabric import PROTOCOL, SiteRecord, topic_key
 from skerry.testing.fabric import LocalFabric
 from skerry.testing.local import LocalSite
 from tests.conftest import until
@@ -538,6 +538,93 @@ async def test_a_lone_site_joins_and_keeps_its_topics(
         assert await resumed(client, "old/roof") == b"b"
         assert await other.publish("old/roof", "c") == 3
         assert [t.name for t in await other.topics()] == ["old/roof"]
+
+
+@pytest.mark.parametrize("what", ["its link breaks", "its topic cannot be written down", "both"])
+async def test_a_topic_of_a_site_that_joins_has_its_home_there_whatever_happens_just_then(
+    fabric: LocalFabric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    data = tmp_path / "solo"
+    await fill(data, "solo", "old/roof", "a", "b")
+    hub = fabric.agent("hub").fabric
+    assert hub is not None
+    assert hub.leader is not None
+    leader, links = hub.leader, hub.links
+    wait, put = leader._wait_for_sites, hub.store.put
+    faults = {"break", "refuse"}
+    faults -= {"refuse" if what == "its link breaks" else "break" if what != "both" else ""}
+
+    async def break_the_link(*args: Any) -> None:
+        if "break" in faults:
+            faults.discard("break")
+            await links.drop("solo")
+            await until(lambda: "solo" in leader.dead)
+        await wait(*args)
+
+    async def refuse(key: str, value: object, **options: Any) -> int:
+        if key.startswith("topic.") and "refuse" in faults:
+            faults.discard("refuse")
+            raise errors.Unavailable("the directory could not be written")
+        return await put(key, value, **options)
+
+    monkeypatch.setattr(leader, "_wait_for_sites", break_the_link)
+    monkeypatch.setattr(hub.store, "put", refuse)
+    async with (
+        joining(await token_of(fabric), "solo", data=data) as solo,
+        solo.connect() as client,
+    ):
+        assert await events_of(client, "old/roof") == [b"a", b"b"]
+        assert not faults
+        topic = await client.topic("old/roof")
+        assert (topic.home, topic.settings.max_events) == ("solo", 1000)
+        assert await client.publish("old/roof", "c") == 3
+
+
+async def test_a_topic_that_does_not_fit_into_the_fabric_keeps_a_site_from_nothing_else(
+    fabric: LocalFabric, tmp_path: Path
+) -> None:
+    data = tmp_path / "solo"
+    await fill(data, "solo", "old/roof", "a", "b")
+    await fill(data, "solo", "other", "c")
+    async with fabric.connect("hub") as client:
+        await client.create_topic("old")
+    async with (
+        joining(await token_of(fabric), "solo", data=data) as solo,
+        solo.connect() as client,
+        solo.connect("admin") as admin,
+    ):
+        assert await events_of(client, "other") == [b"c"]
+        assert await client.publish("old/roof", "x") == 1
+        assert (await client.status()).set_aside == ["log.old/roof"]
+        await admin.delete_topic("old")  # nothing is in its way any more
+        part = solo.site.fabric
+        assert part is not None
+        part._recover()
+        await until(lambda: part.copies.entry("old/roof") is not None)
+        assert await events_of(client, "old/roof") == [b"a", b"b"]
+        assert (await client.status()).set_aside == []
+
+
+async def test_a_log_is_kept_that_a_directory_of_earlier_does_not_know(
+    fabric: LocalFabric,
+) -> None:
+    """But not that of a topic which was deleted."""
+    lab = await fabric.add("lab")
+    async with lab.connect("admin") as admin:
+        for topic in ("kept", "deleted"):
+            await admin.create_topic(topic, home="lab")
+            await admin.publish(topic, "a")
+    await fabric.stop("lab")
+    hub = fabric.agent("hub").fabric
+    assert hub is not None
+    await hub.store.delete(topic_key("kept"))  # as if it had never been written
+    async with fabric.connect("hub", "admin") as admin:
+        await admin.delete_topic("deleted")
+    await fabric.start("lab")
+    async with fabric.connect("lab") as client:
+        assert await events_of(client, "kept") == [b"a"]
+        assert await client.publish("kept", "b") == 2
+        assert [topic.name for topic in await client.topics()] == ["kept"]
 
 
 async def test_a_lone_site_that_joins_brings_its_events_to_a_topic_of_the_same_name(

@@ -159,7 +159,7 @@ class Copies:
         for local in self.logs:
             entry = self.entry(local.name)
             if entry is None:
-                if local.is_ours:
+                if self._is_over(local):
                     await self._forget(local)  # it was deleted while we were away
             elif self._is_shut(local, entry):
                 self.openings.begin(local)
@@ -204,6 +204,19 @@ class Copies:
                     self.openings.begin(local)
             else:
                 await self.shut(local.name)
+
+    def is_new(self, local: Local) -> bool:
+        """Whether the directory is to be told of a log here: it is from before this site was part
+        of the fabric, or the directory was not told when it was made."""
+        is_home = local.kind == "home" and local.places == [(0, 1)]
+        is_known = self.entry(local.name) is not None or self._is_over(local)
+        return is_home and not is_known and (local.is_ours or local.stood_alone)
+
+    def _is_over(self, local: Local) -> bool:
+        """Whether a log here that has no entry is that of a topic which was deleted: of such a one
+        the directory knows the last epoch. Nor is one of use that was made and never written to."""
+        gone = self._store.get(f"gone.{local.signpost}", int) or 0
+        return local.is_ours and (local.copy.root <= gone or not local.copy.last)
 
     def _is_shut(self, local: Local, entry: TopicEntry) -> bool:
         """Whether a home is shut that only this site can open again."""

@@ -47,6 +47,8 @@ from skerry.fabric.upkeep import Upkeep
 from skerry.log.topics import topic_of
 from skerry.model.control import CreateRequest
 from skerry.model.fabric import FabricRecord, Presence, SiteRecord, TopicEntry, site_key, up_key
+from skerry.model.names import topic_of_stream
+from skerry.model.records import ASIDE
 
 log = logging.getLogger("skerry.fabric")
 
@@ -62,6 +64,9 @@ PRESENCE = 10.0
 """Seconds between renewals of a site's presence, which lasts three times as long."""
 LEAD_TIME = 100.0
 """Seconds that the leader may take for what we ask it to do for a client."""
+ADOPT_TIME = 4.0
+"""Seconds to wait until the leader has taken in a topic that was here before; then it is asked once
+more, for the answer may be lost."""
 DIAL_TIME = 0.5
 
 
@@ -265,7 +270,7 @@ class Fabric(Listener):
         if is_fresh:
             with contextlib.suppress(Conflict, Unavailable):
                 await self._register()
-                await self._adopt()
+            await self._adopt()
         else:
             log.warning(
                 "the coordination site %s is away; going on with what is known here",
@@ -283,18 +288,29 @@ class Fabric(Listener):
         return is_fresh
 
     async def _adopt(self) -> None:
-        """Topics that were made before this site was part of a fabric become its topics."""
+        """Logs here of topics that the directory does not know become its topics, with their homes
+        here. Until then nobody is told that there is no such topic: this site stays shut."""
         for info in await self._jetstream.streams():
-            metadata = info["config"].get("metadata") or {}
-            if "skerry.home" in metadata and "skerry.fabric" not in metadata:
-                topic = topic_of(info)
-                if self.copies.entry(topic.name) is None:
-                    request = CreateRequest(
-                        topic.name,
-                        {**msgspec.to_builtins(topic.settings), "prefer": [self.site]},
-                        self.site,
-                    )
-                    await self.lead("topic.create", TopicEntry, request)
+            local = self.copies.local(topic_of_stream(info["config"]["name"]) or "")
+            if local is None:
+                continue
+            where = f"log.{local.name}"
+            if not self.copies.is_new(local):
+                ASIDE.forget(where)
+                continue
+            topic = topic_of(info)
+            settings = {**msgspec.to_builtins(topic.settings), "prefer": [self.site]}
+            request = CreateRequest(
+                topic.name, settings, self.site, home=self.site, epoch=local.copy.root
+            )
+            try:
+                await self.lead("topic.create", TopicEntry, request, ADOPT_TIME)
+            except (Conflict, Unavailable):
+                raise
+            except SkerryError as error:  # as long as that is so; the others are served
+                ASIDE.add(where, b"", error.what)
+            else:
+                ASIDE.forget(where)
 
     def on_up(self) -> None:
         """The engine is back, locked."""

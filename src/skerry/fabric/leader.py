@@ -150,11 +150,12 @@ class Leader:
             check_overlap(name, self.entries())
             best = [site for site in settings.prefer if site not in self.dead][:1]
             await self._wait_for_sites(settings.replicas + 1, best)
-            home = self._choose_home(settings, request.site)
+            home = self._choose_home(settings, request)
             members = self._choose_members(home, settings)
             # Beyond any epoch that a deleted topic of this name had: a site that was away must see
             # that its log is not this one's.
-            epoch = (self._store.get(f"gone.{stream_of(name)}", int) or 0) + 1
+            gone = self._store.get(f"gone.{stream_of(name)}", int) or 0
+            epoch = max(gone + 1, request.epoch)
             entry = TopicEntry(
                 name=name,
                 home=home,
@@ -189,10 +190,12 @@ class Leader:
         while not are_there() and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
 
-    def _choose_home(self, settings: TopicSettings, asked_from: str) -> str:
+    def _choose_home(self, settings: TopicSettings, request: CreateRequest) -> str:
         for site in settings.prefer:
             self._check_site(site)
-        candidates = [*settings.prefer, asked_from, self._site]
+        candidates = [*settings.prefer, request.site, self._site]
+        if request.home is not None:
+            candidates = [request.home]
         for site in candidates:
             record = self._store.get(site_key(site), SiteRecord)
             if record is not None and self.is_there(site) and not record.draining:
@@ -245,8 +248,11 @@ class Leader:
 
     async def delete(self, name: str) -> None:
         """Delete a topic everywhere; a site that is away deletes its copy when it is back."""
-        entry = self._entry(name)
-        await self._store.put(f"gone.{stream_of(entry.name)}", entry.epoch)
+        entry, gone = self._entry(name), 0
+        while entry.epoch > gone:  # whoever was away takes a log from beyond that for another one
+            gone = entry.epoch
+            await self._store.put(f"gone.{stream_of(entry.name)}", gone)
+            entry = self._entry(name)
         await self._store.delete(topic_key(name))
         if self._store.revision(pin_key(name)):
             with contextlib.suppress(SkerryError):

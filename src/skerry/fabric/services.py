@@ -200,7 +200,9 @@ class Services:
         if self._copies.owner(name) is not None:
             return True
         is_fresh = False
-        with contextlib.suppress(SkerryError):
+        with contextlib.suppress(SkerryError, TimeoutError):
+            async with asyncio.timeout(FIND_TIME):
+                await self._part.opened()  # before, topics of this site may not be there yet
             is_fresh = await self._store.fresh(FIND_TIME)
         if self._copies.owner(name) is None and not is_fresh:
             raise Unavailable(

@@ -63,6 +63,8 @@ class Local:
         """The epoch that a home here takes events for."""
         self.is_ours = False
         """Whether the stream was made for a topic of this fabric."""
+        self.stood_alone = False
+        """Whether it was made by a site that was in no fabric."""
         self.copy = Copy(site)
         self.lock = asyncio.Lock()
         self.parent = ""
@@ -163,6 +165,7 @@ def learn(local: Local, info: dict[str, Any], fabric: str) -> None:
         local.delivers = False
     local.epoch = int(marks.get("skerry.epoch", 0))
     local.is_ours = marks.get("skerry.fabric") == fabric
+    local.stood_alone = "skerry.home" in marks and "skerry.fabric" not in marks
     local.is_welded = WELDED in marks
 
 

@@ -105,11 +105,15 @@ class ProgressReport(msgspec.Struct, array_like=True):
 
 
 class CreateRequest(msgspec.Struct):
-    """Asks for a topic in a fabric. `home` is the site that the request came from."""
+    """Asks for a topic in a fabric. `site` is the site that the request came from."""
 
     name: str
     settings: dict[str, Any] = {}
     site: str = ""
+    home: SiteText | None = None
+    """The only site that may be its home, for its log is there already."""
+    epoch: int = 0
+    """The epoch of that log."""
 
 
 class MoveRequest(msgspec.Struct):
