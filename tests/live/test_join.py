@@ -485,6 +485,8 @@ async def fill(data: Path, site: str, topic: str, *events: str) -> None:
         await client.create_topic(topic, max_events=1000)
         for text in events:
             await client.publish(topic, text)
+        if not events:
+            return
         async with client.subscribe(topic, **READER) as subscription:
             async for event in subscription:
                 subscription.ack(event)
@@ -546,24 +548,25 @@ async def test_a_topic_of_a_site_that_joins_has_its_home_there_whatever_happens_
 ) -> None:
     data = tmp_path / "solo"
     await fill(data, "solo", "old/roof", "a", "b")
+    await fill(data, "solo", "empty")
     hub = fabric.agent("hub").fabric
     assert hub is not None
     assert hub.leader is not None
     leader, links = hub.leader, hub.links
     wait, put = leader._wait_for_sites, hub.store.put
-    faults = {"break", "refuse"}
-    faults -= {"refuse" if what == "its link breaks" else "break" if what != "both" else ""}
+    faults = {"link"} if what == "its link breaks" else {topic_key("empty"), topic_key("old/roof")}
+    faults |= {"link"} if what == "both" else set()
 
     async def break_the_link(*args: Any) -> None:
-        if "break" in faults:
-            faults.discard("break")
+        if "link" in faults:
+            faults.discard("link")
             await links.drop("solo")
             await until(lambda: "solo" in leader.dead)
         await wait(*args)
 
     async def refuse(key: str, value: object, **options: Any) -> int:
-        if key.startswith("topic.") and "refuse" in faults:
-            faults.discard("refuse")
+        if key in faults:
+            faults.discard(key)
             raise errors.Unavailable("the directory could not be written")
         return await put(key, value, **options)
 
@@ -578,6 +581,8 @@ async def test_a_topic_of_a_site_that_joins_has_its_home_there_whatever_happens_
         topic = await client.topic("old/roof")
         assert (topic.home, topic.settings.max_events) == ("solo", 1000)
         assert await client.publish("old/roof", "c") == 3
+        topic = await client.topic("empty")
+        assert (topic.home, topic.settings.max_events) == ("solo", 1000)
 
 
 async def test_a_topic_that_does_not_fit_into_the_fabric_keeps_a_site_from_nothing_else(
@@ -596,10 +601,11 @@ async def test_a_topic_that_does_not_fit_into_the_fabric_keeps_a_site_from_nothi
         assert await events_of(client, "other") == [b"c"]
         assert await client.publish("old/roof", "x") == 1
         assert (await client.status()).set_aside == ["log.old/roof"]
+        await admin.move_topic("old", "solo")
+        assert await client.publish("old/roof", "y") == 2
         await admin.delete_topic("old")  # nothing is in its way any more
         part = solo.site.fabric
         assert part is not None
-        part._recover()
         await until(lambda: part.copies.entry("old/roof") is not None)
         assert await events_of(client, "old/roof") == [b"a", b"b"]
         assert (await client.status()).set_aside == []

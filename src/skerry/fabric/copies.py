@@ -128,11 +128,7 @@ class Copies:
 
     def owner(self, topic: str) -> TopicEntry | None:
         """The entry of the topic that holds `topic`, itself or one that it is a sub-topic of."""
-        tokens = topic.split("/")
-        for depth in range(1, len(tokens) + 1):
-            if (entry := self.entry("/".join(tokens[:depth]))) is not None:
-                return entry
-        return None
+        return next(filter(None, map(self.entry, _owners(topic))), None)
 
     @property
     def hub(self) -> str:
@@ -207,10 +203,30 @@ class Copies:
 
     def is_new(self, local: Local) -> bool:
         """Whether the directory is to be told of a log here: it is from before this site was part
-        of the fabric, or the directory was not told when it was made."""
-        is_home = local.kind == "home" and local.places == [(0, 1)]
+        of the fabric, or from after the directory's last backup."""
+        is_home = local.kind == "home" or (local.kind == "frozen" and local.stood_alone)
         is_known = self.entry(local.name) is not None or self._is_over(local)
-        return is_home and not is_known and (local.is_ours or local.stood_alone)
+        is_whole = local.places == [(0, 1)]
+        return is_home and is_whole and not is_known and (local.is_ours or local.stood_alone)
+
+    def is_about_to_be(self, topic: str) -> bool:
+        """Whether `topic` is in a log here that the directory is just being told of."""
+        logs = (self.logs.get(name) for name in _owners(topic))
+        return any(local and local.kind == "home" and self.is_new(local) for local in logs)
+
+    async def set_aside(self, local: Local) -> None:
+        """Keep a log that cannot be in the fabric, out of the way of what is in it."""
+        async with local.lock:
+            await self.logs.freeze(local)
+
+    def unknown(self) -> list[str]:
+        """Topics of logs here that the directory does not know, and cannot be told of."""
+        return [
+            local.name
+            for local in self.logs
+            if local.kind and local.is_ours and self.entry(local.name) is None
+            and not self._is_over(local) and not self.is_new(local)
+        ]  # fmt: skip
 
     def _is_over(self, local: Local) -> bool:
         """Whether a log here that has no entry is that of a topic which was deleted: of such a one
@@ -749,3 +765,9 @@ class Copies:
 
     def _is_needed(self, local: Local, entry: TopicEntry) -> bool:
         return self.site in entry.members or local.is_wanted
+
+
+def _owners(topic: str) -> list[str]:
+    """The topics that may hold `topic`: itself, and those that it would be a sub-topic of."""
+    tokens = topic.split("/")
+    return ["/".join(tokens[:depth]) for depth in range(1, len(tokens) + 1)]

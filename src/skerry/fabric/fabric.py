@@ -24,7 +24,14 @@ from skerry.engine.link import Down
 from skerry.engine.system import System
 from skerry.engine.tide import Tide
 from skerry.engine.wire import Connection, Listener
-from skerry.errors import Conflict, FabricError, SkerryError, Unavailable
+from skerry.errors import (
+    Conflict,
+    FabricError,
+    InputError,
+    SkerryError,
+    TopicError,
+    Unavailable,
+)
 from skerry.fabric.admission import Admission
 from skerry.fabric.control import Control
 from skerry.fabric.copies import Copies
@@ -125,6 +132,8 @@ class Fabric(Listener):
         self._recovering: asyncio.Task[None] | None = None
         self._again = False
         """Whether to settle once more."""
+        self._misfits: set[str] = set()
+        """Topics whose logs here cannot be in the fabric."""
         self._has_started = False
         self._settling = asyncio.Lock()
         self._tasks = Tasks("the fabric's work")
@@ -182,6 +191,7 @@ class Fabric(Listener):
             log.warning("not settled yet: %s", error)
             self._again = True
         self.copies.start()
+        self.store.watch("topic.", self._on_topic)
         self._upkeep.start()
         if self._settings.deliver_plain:
             self.interest.start()
@@ -255,8 +265,9 @@ class Fabric(Listener):
         return FIRST_CONTACT + FIRST_TRIPS * self.links.rtt.get(hub, 0.0)
 
     async def _ask_directory(self) -> bool:
-        """Have the directory here be as new as any; whether that was possible."""
-        return self.leads or await self.store.fresh(self._contact_again())
+        """Have the directory here be as new as any; whether that was possible, and this site has
+        settled with it."""
+        return self.is_open and (self.leads or await self.store.fresh(self._contact_again()))
 
     async def _settle(self, timeout: float) -> bool:
         """Settle with the directory and open; without it, with what is known. Whether the
@@ -267,10 +278,11 @@ class Fabric(Listener):
     async def _do_settle(self, timeout: float) -> bool:
         starts = self.copies.starts
         is_fresh = self.leads or await self.store.fresh(timeout)
+        error: SkerryError | None = None
         if is_fresh:
             with contextlib.suppress(Conflict, Unavailable):
                 await self._register()
-            await self._adopt()
+            error = await self._adopt()
         else:
             log.warning(
                 "the coordination site %s is away; going on with what is known here",
@@ -283,20 +295,20 @@ class Fabric(Listener):
             self.standing.watch()
         if self.copies.starts != starts:
             raise FabricError("the engine was started anew while its logs were settled")
+        if error is not None:
+            raise error
         await self.links.unlock()
         self._opened.set()
         return is_fresh
 
-    async def _adopt(self) -> None:
+    async def _adopt(self) -> SkerryError | None:
         """Logs here of topics that the directory does not know become its topics, with their homes
-        here. Until then nobody is told that there is no such topic: this site stays shut."""
+        here. Until then nobody is told that there is no such topic. Returns why that cannot be
+        now, if it cannot."""
+        misfits, self._misfits = self._misfits, set()
         for info in await self._jetstream.streams():
             local = self.copies.local(topic_of_stream(info["config"]["name"]) or "")
-            if local is None:
-                continue
-            where = f"log.{local.name}"
-            if not self.copies.is_new(local):
-                ASIDE.forget(where)
+            if local is None or not self.copies.is_new(local):
                 continue
             topic = topic_of(info)
             settings = {**msgspec.to_builtins(topic.settings), "prefer": [self.site]}
@@ -305,12 +317,29 @@ class Fabric(Listener):
             )
             try:
                 await self.lead("topic.create", TopicEntry, request, ADOPT_TIME)
-            except (Conflict, Unavailable):
-                raise
-            except SkerryError as error:  # as long as that is so; the others are served
-                ASIDE.add(where, b"", error.what)
-            else:
-                ASIDE.forget(where)
+            except (
+                InputError,
+                TopicError,
+            ) as error:  # as long as that is so; the others are served
+                if self.copies.entry(topic.name) is None:
+                    self._put_aside(topic.name, error.what)
+                    await self.copies.set_aside(local)
+            except SkerryError as error:
+                self._misfits |= misfits
+                return error
+        for name in self.copies.unknown():
+            self._put_aside(name, "the directory knows no such topic, nor that it was deleted")
+        for name in misfits - self._misfits:
+            ASIDE.forget(f"log.{name}")
+        return None
+
+    def _put_aside(self, name: str, why: str) -> None:
+        self._misfits.add(name)
+        ASIDE.add(f"log.{name}", b"", why)
+
+    def _on_topic(self, key: str, value: bytes | None) -> None:
+        if value is None and self._misfits:  # it may have been in the way of one of those
+            self._recover()
 
     def on_up(self) -> None:
         """The engine is back, locked."""

@@ -165,8 +165,10 @@ class Leader:
                 members=members,
                 settings=settings,
             )
-            # The home first: an entry stands only for a log that is there.
-            await self._settle_at(home, entry)
+            # The home first: an entry stands only for a log that is there. One that is there has
+            # its entry before it is taken in, or it would belong to the fabric and to no topic.
+            if request.home is None:
+                await self._settle_at(home, entry)
             try:
                 await self._store.put(topic_key(name), entry)
             except Conflict:
@@ -193,9 +195,9 @@ class Leader:
     def _choose_home(self, settings: TopicSettings, request: CreateRequest) -> str:
         for site in settings.prefer:
             self._check_site(site)
-        candidates = [*settings.prefer, request.site, self._site]
-        if request.home is not None:
-            candidates = [request.home]
+        if request.home is not None and self.is_there(request.home):
+            return request.home
+        candidates = [*settings.prefer, request.site, self._site] if request.home is None else []
         for site in candidates:
             record = self._store.get(site_key(site), SiteRecord)
             if record is not None and self.is_there(site) and not record.draining:
@@ -252,7 +254,10 @@ class Leader:
         while entry.epoch > gone:  # whoever was away takes a log from beyond that for another one
             gone = entry.epoch
             await self._store.put(f"gone.{stream_of(entry.name)}", gone)
-            entry = self._entry(name)
+            current = self._store.get(topic_key(name), TopicEntry)
+            if current is None or current.born != entry.born:
+                return  # somebody else has deleted it
+            entry = current
         await self._store.delete(topic_key(name))
         if self._store.revision(pin_key(name)):
             with contextlib.suppress(SkerryError):

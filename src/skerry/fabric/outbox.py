@@ -190,7 +190,7 @@ class Outbox:
 
     async def _give_away(self, topic: str, subject: str) -> None:
         try:
-            if not await self._ask_directory():
+            if not await self._ask_directory() or self._copies.is_about_to_be(topic):
                 raise Unavailable("the directory is away", "It may know the topic.")
             if self._copies.owner(topic) is not None:
                 pass  # it was made where we did not hear of it

@@ -204,6 +204,7 @@ class Services:
             async with asyncio.timeout(FIND_TIME):
                 await self._part.opened()  # before, topics of this site may not be there yet
             is_fresh = await self._store.fresh(FIND_TIME)
+        is_fresh &= not self._copies.is_about_to_be(name)
         if self._copies.owner(name) is None and not is_fresh:
             raise Unavailable(
                 f"site {self._copies.site} knows no topic {name}, and cannot ask whether it is new",
