@@ -108,6 +108,33 @@ async def test_subscribers_see_every_event_once_across_a_failover() -> None:
         assert list(dict.fromkeys(durable)) == names(load.count)
 
 
+async def test_what_is_sent_again_with_its_id_is_stored_once_by_a_home_that_forgot_ids() -> None:
+    """The application sends it again, perhaps from another process: nobody else can tell."""
+    async with LocalFabric(SITES) as fabric, fabric.connect("hub") as client:
+        await client.create_topic("t", home="farm", replicas=1, spread="lab")
+        given = names(50, "id")
+        async with client.publisher("t", ack="quorum") as publisher:
+            for name in given:
+                await publisher.send(name, id=name)
+        fabric["lab"].kill_engine()
+        part, hub = fabric.agent("lab").fabric, fabric.agent("hub").fabric
+        assert part is not None
+        assert hub is not None
+        await until(lambda: not part.is_open)
+        await until(lambda: part.is_open)
+        await fabric.crash("farm")
+        await until(lambda: (entry := hub.copies.entry("t")) is not None and entry.home == "lab")
+        entry = hub.copies.entry("t")
+        assert entry is not None
+        assert entry.forgetful
+        async with fabric.connect("hub") as again:
+            assert await again.publish("t", "id-7", id="id-7") == 8
+            async with again.publisher("t") as publisher:
+                acks = [await publisher.send(name, id=name) for name in [*given, "new"]]
+            assert [ack.result() for ack in acks] == [*range(1, 52)]
+        assert [event.data.decode() async for event in client.read("t")] == [*given, "new"]
+
+
 async def test_what_only_the_old_home_has_is_salvaged() -> None:
     """A publisher that dies with its home leaves events behind that no replica has."""
     async with three_sites() as fabric, fabric.connect("farm") as client:

@@ -80,6 +80,15 @@ def test_a_copy_is_thrown_away_only_if_no_election_misses_it(replicas: int) -> N
         assert missed(members, too_few[:replicas])
 
 
+def test_of_two_that_have_all_the_one_leads_that_remembers_ids() -> None:
+    members = ("a", "b", "c")
+    young, old = State("b", 1, 9, 1, young=True), State("c", 1, 9, 1)
+    for states, home in (([young, old], "c"), ([young, State("c", 1, 8, 1)], "b")):
+        decision = elect(LINEAGE, members, states)
+        assert decision is not None
+        assert decision.home == home
+
+
 def test_a_site_that_is_drained_leads_if_only_that_has_all() -> None:
     """To be drained is a wish, to go on a promise."""
     members = ("a", "b", "c")

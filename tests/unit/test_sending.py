@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from skerry.config import DUPLICATE_WINDOW
 from skerry.engine import lines
 from skerry.errors import FabricError, OutcomeUnknown, SkerryError, StorageFull
 from skerry.log import sending as rules
@@ -89,10 +90,10 @@ class Driver:
     def phase(self) -> Phase:
         return self.sending.phase
 
-    def event(self, number: int) -> InFlight:
+    def event(self, number: int, identity: str = "") -> InFlight:
         ticket = Ticket(number)
         self.tickets.append(ticket)
-        head = b"%bp-%d\r\n\r\n" % (lines.ID, number)
+        head = b"%b%b\r\n\r\n" % (lines.ID, (identity or f"p-{number}").encode())
         return ticket, lines.pub("s.a.1.t", b"x", b"_I.%d" % number, head), self.now, "t"
 
     def send(self, count: int = 1) -> list[Ticket]:
@@ -102,6 +103,14 @@ class Driver:
                 self.written.append(number)
             self.carry_out()
         return self.tickets[first:]
+
+    def send_as(self, identity: str) -> Ticket:
+        """Send one with an id that its caller gives."""
+        number = len(self.tickets)
+        if self.sending.on_send(number, self.event(number, identity), self.now, identity):
+            self.written.append(number)
+        self.carry_out()
+        return self.tickets[number]
 
     def carry_out(self) -> None:
         for ticket, index in self.sending.told.items():
@@ -358,6 +367,62 @@ def test_a_forgetful_home_is_asked_what_it_has_before_anything_is_sent() -> None
     assert driver.looked() == [3]
     driver.answer(3, first=4)
     assert driver.looked() == [4]
+
+
+def test_what_a_caller_sends_again_is_not_stored_twice_by_a_forgetful_home() -> None:
+    """Who sent it before may have been another publisher, on another machine."""
+    driver = Driver(entry(2, 7, forgetful=True))
+    driver.send()
+    assert driver.looked() == [0], "what has an id of ours nobody has sent before"
+    driver.answer(0, first=8)
+    there, new = driver.send_as("there"), driver.send_as("new")
+    late = driver.send()[0]
+    question = driver.question()
+    assert question.past
+    assert len([each for each in driver.actions if isinstance(each, Recall)]) == 1
+    assert (driver.phase, driver.looked()) == ("recalling", [])
+    driver.recalled(question, {"there": 3, "also": 4})
+    assert (there.index, driver.looked()) == (3, [new.number])
+    driver.answer(new.number, first=9)
+    assert driver.looked() == [late.number]
+    driver.answer(late.number, first=10)
+    also, another = driver.send_as("also"), driver.send_as("another")
+    assert (also.index, driver.looked()) == (4, [another.number]), "it is asked once"
+    driver.answer(another.number, first=11)
+    driver.passes(DUPLICATE_WINDOW + 1)
+    driver.send_as("also")
+    assert len(driver.looked()) == 1, "so long ago nobody may send again"
+
+
+def test_a_forgetful_home_is_asked_again_until_it_says_what_it_has() -> None:
+    driver = Driver(entry(2, 7, forgetful=True))
+    event = driver.send_as("x")
+    driver.recalled(driver.question(), None)
+    question = driver.question()
+    assert question.past
+    driver.sending.forget(event)
+    driver.recalled(question, None)
+    event = driver.send_as("x")
+    assert not driver.looked()
+    driver.recalled(driver.question(), {"x": 5})
+    assert event.index == 5
+
+
+def test_the_next_home_is_asked_too_if_it_is_forgetful() -> None:
+    driver = Driver(entry(2, 7, forgetful=True))
+    driver.send_as("x")
+    driver.recalled(driver.question(), {})
+    assert driver.looked() == [0]
+    driver.route(entry(3, 7, home="b", forgetful=True))
+    question = driver.question()
+    assert question.past
+    assert not driver.looked()
+    driver.recalled(question, {"x": 6, "y": 7})
+    assert driver.tickets[0].index == 6
+    assert driver.send_as("y").index == 7
+    driver.route(entry(4, 8))
+    driver.send_as("y")
+    assert len(driver.looked()) == 1, "this one remembers"
 
 
 def test_what_a_home_says_of_a_question_that_is_over_is_ignored() -> None:

@@ -17,16 +17,16 @@ import contextlib
 import re
 import sys
 from collections.abc import Mapping
-from time import monotonic
+from time import monotonic, time
 from typing import Self
 
-from skerry.config import check_timeout
+from skerry.config import DUPLICATE_WINDOW, check_timeout
 from skerry.engine import lines
 from skerry.engine.link import Down
 from skerry.engine.wire import Connection, Listener
 from skerry.errors import AccessDenied, BadSetting, PublishFailed, SkerryError
 from skerry.log.frames import ACK, aimed, check_size, new_id, payload_of
-from skerry.log.recall import last_stored, stored_ids
+from skerry.log.recall import PAST, SKEW, first_since, last_stored, stored_ids
 from skerry.log.reports import Reports
 from skerry.log.route import Routes
 from skerry.log.sending import Recall, Retry, Sending, Write
@@ -163,12 +163,12 @@ class Publisher(Listener):
         if sending.entry is not None:  # the loop's own clock may stand still with it
             is_first = not sending.in_flight and not sending.kept.lost
             now = self._loop.time() if is_first else monotonic()
-        if sending.on_send(number, (ack, frame, connection.clock, topic), now):
+        if sending.on_send(number, (ack, frame, connection.clock, topic), now, id or ""):
             try:  # noqa: SIM105  a context manager would cost a tenth of this method
                 connection.write(frame)
             except Down:
                 pass  # `on_up` sends it
-        if sending.actions:
+        if sending.actions or sending.told:
             self._carry_out()
         return ack
 
@@ -326,11 +326,14 @@ class Publisher(Listener):
         await asyncio.sleep(question.after)
         found = None
         with contextlib.suppress(Down, TimeoutError, SkerryError, LookupError, ValueError):
+            place = (connection, entry.home, entry.stream)
+            first, wanted = question.first, set(question.wanted)
             if last is None:
-                last = await last_stored(connection, entry.home, entry.stream)
-            found = await stored_ids(
-                connection, entry.home, entry.stream, question.first, last, set(question.wanted)
-            )
+                last = await last_stored(*place)
+            if question.past:
+                since = await first_since(*place, time() - DUPLICATE_WINDOW - SKEW)
+                first = min(first, max(since, last + 1 - PAST))
+            found = await stored_ids(*place, first, last, None if question.past else wanted)
         self._sending.on_recalled(question, found, self._loop.time())
         self._carry_out()
 

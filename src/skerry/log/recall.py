@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -21,6 +23,11 @@ from skerry.model.event import ID_HEADER, parse_headers, status_of
 BATCH = 1000
 TIME = 5.0
 """Seconds for one batch."""
+
+PAST = 200_000
+"""Events, at the most, that a home is asked for at once."""
+SKEW = 30.0
+"""Seconds that the clocks of a publisher and of a home may differ."""
 
 _numbers = itertools.count()
 
@@ -35,13 +42,30 @@ async def last_stored(connection: Connection, site: str, stream: str) -> int:
     return 0 if reply.status else int(parse_headers(reply.head)["Nats-Sequence"])
 
 
+async def first_since(connection: Connection, site: str, stream: str, moment: float) -> int:
+    """The index of the first event since `moment`, in seconds since 1970; beyond all if there is
+    none. Raises as `last_stored`."""
+    since = datetime.fromtimestamp(moment, UTC).isoformat().replace("+00:00", "Z")
+    body = msgspec.json.encode({"start_time": since})
+    reply = await connection.request(f"$JS.{site}.API.DIRECT.GET.{stream}", body, timeout=TIME)
+    if reply.status == NO_RESPONDERS:
+        raise Down
+    return sys.maxsize if reply.status else int(parse_headers(reply.head)["Nats-Sequence"])
+
+
 async def stored_ids(
-    connection: Connection, site: str | None, stream: str, first: int, last: int, wanted: set[str]
+    connection: Connection,
+    site: str | None,
+    stream: str,
+    first: int,
+    last: int,
+    wanted: set[str] | None,
 ) -> dict[str, int]:
-    """Which of `wanted` the log at `site` (None: the connection's own) holds from index `first` to
-    `last`, and where. Raises `Down` or `TimeoutError` if it cannot be read now."""
+    """Which of `wanted` (None: which of all) the log at `site` (None: the connection's own) holds
+    from index `first` to `last`, and where. Raises `Down` or `TimeoutError` if it cannot be read
+    now."""
     found: dict[str, int] = {}
-    while first <= last and len(found) < len(wanted):
+    while first <= last and (wanted is None or len(found) < len(wanted)):
         first = await _batch(connection, site, stream, first, last, wanted, found)
     return found
 
@@ -52,7 +76,7 @@ async def _batch(
     stream: str,
     first: int,
     last: int,
-    wanted: set[str],
+    wanted: set[str] | None,
     found: dict[str, int],
 ) -> int:
     """Look at one batch; return the index to go on at."""
@@ -70,7 +94,7 @@ async def _batch(
         index = int(fields["Nats-Sequence"])
         reached = max(reached, index + 1)
         identity = fields.get(ID_HEADER)
-        if index <= last and identity in wanted:
+        if index <= last and identity and (wanted is None or identity in wanted):
             found[identity] = index
 
     inbox = f"{connection.inbox}.g.{next(_numbers)}"

@@ -19,6 +19,10 @@ relies on it. So even at level `home` a lost home costs nothing while the publis
 publisher leaves behind is salvaged when the old home is back. What is older than the duplicate
 window is looked for in the log before it is sent, for its former home may have brought it.
 
+A forgetful home. Whoever gives an event its id may have sent it before, by another publisher. A
+home that took over just after its engine was started does not know ids from before. So the first
+such event has it asked for all that it may have forgotten, once; what is there already is not sent.
+
 So an event is in one of four places, in this order of age: *kept*, acknowledged, and of that *lost*
 what has to be stored again; *waiting* for replicas, at level `quorum`, or *in flight* to the home:
 for these two a caller waits, and is told if it takes too long.
@@ -109,6 +113,8 @@ class Recall(NamedTuple):
     began: float
     after: float
     """Seconds to wait before that."""
+    past: bool = False
+    """Whether to tell of all that it has from as long ago as ids are remembered."""
 
 
 class Retry(NamedTuple):
@@ -167,6 +173,11 @@ class Sending:
         self._held = 0
         """The last index that enough replicas hold."""
         self._question: Recall | None = None
+        self._gives_ids = False
+        """Whether the caller gives ids of its own."""
+        self._past: dict[str, int] | None = None
+        """Ids that a forgetful home has, with their indexes; None: it was not asked."""
+        self._past_until = 0.0
         self._closing = 0.0
         self._wait = RETRY_FIRST
         self._watched = False
@@ -226,6 +237,7 @@ class Sending:
         if entry is not None:
             if before is None or before.epoch != entry.epoch:
                 self._held = confirmed(sys.maxsize, entry.epoch, len(entry.members), ())
+                self._past = None
             self.level = self._ack or entry.settings.ack
         self._keeps = entry is not None and len(entry.members) > 1 and self.level != "outbox"
 
@@ -353,7 +365,8 @@ class Sending:
         places = self.kept.lost | self.in_flight
         wanted = {id_of(event[1]): number for number, event in places.items()}
         last = None if self._is_old(now) else entry.base
-        self._question = Recall(entry, self._acked_last + 1, last, wanted, now, after)
+        past = self._gives_ids and entry.forgetful and self._past is None
+        self._question = Recall(entry, self._acked_last + 1, last, wanted, now, after, past)
         self.actions.append(self._question)
 
     def on_recalled(self, question: Recall, found: dict[str, int] | None, now: float) -> None:
@@ -364,10 +377,13 @@ class Sending:
             self.actions.append("reach")
             self._look_back(now, RETRY_MOST)
             return
-        for identity, index in (found or {}).items():
-            number = question.wanted[identity]
-            if (event := self.kept.lost.pop(number, None) or self._take(number)) is not None:
+        for number, event in list((self.kept.lost | self.in_flight).items() if found else ()):
+            if found and (index := found.get(id_of(event[1]))) is not None:
+                if self.kept.lost.pop(number, None) is None:
+                    self._take(number)
                 self._acknowledged(number, index, event)
+        if question.past and found is not None:
+            self._past, self._past_until = found, now + DUPLICATE_WINDOW
         if found is not None and question.last is None:
             self.kept.stamp(question.began)
         self._progressed = now
@@ -376,8 +392,9 @@ class Sending:
 
     # Sending, and answers
 
-    def on_send(self, number: int, event: InFlight, now: float) -> bool:
-        """An event was made; whether to write it now. `now` matters only in a fabric."""
+    def on_send(self, number: int, event: InFlight, now: float, given: str = "") -> bool:
+        """An event was made; whether to write it now. `now` matters only in a fabric; `given` is
+        the id that its caller gave it."""
         in_flight = self.in_flight
         if self.entry is not None:
             if not in_flight and not self.kept.lost:
@@ -391,12 +408,31 @@ class Sending:
         self._bytes += len(event[1])
         if len(in_flight) >= self._most or self._bytes >= self._most_bytes:
             self.takes = False
+        if given and self._may_be_there(number, given, now):
+            return False
         if self.phase == "free":
             return True
         if self.phase in ("probing", "pausing") and len(in_flight) == 1 and not self.kept.lost:
             self.phase = "probing"
             return True
         return False
+
+    def _may_be_there(self, number: int, given: str, now: float) -> bool:
+        """Whether an event that its caller may have sent before is in the log, or its home has
+        forgotten ids and is asked for them first."""
+        self._gives_ids = True
+        if self.entry is None or not self.entry.forgetful or self.level == "outbox":
+            return False
+        if self._past is None:
+            if self.phase != "recalling" or (self._question and not self._question.past):
+                self._look_back(now)
+            return True
+        if (index := self._past.get(given)) is None:
+            return False
+        if (event := self._take(number)) is not None:
+            self._acknowledged(number, index, event)
+        self._make_room()
+        return True
 
     def on_answers(self, answers: dict[int, int], now: float) -> None:
         """The home, or the outbox, has stored these numbers, at these indexes."""
@@ -519,6 +555,8 @@ class Sending:
 
     def on_tick(self, now: float) -> None:
         """About a second has passed."""
+        if self._past and now > self._past_until:
+            self._past = {}  # nobody is to send that again any more
         if self.phase not in ("nowhere", "recalling") and self._is_up and self._is_old(now):
             self._look_back(now)
             self._restart(now)

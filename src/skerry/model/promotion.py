@@ -103,11 +103,11 @@ def elect(
     """Choose the home of the epoch after that of `lineage` from the members sealed for it.
 
     None: too few answered, all of them are under rebuild, or none of the best may lead. Among
-    equals one that is not in `avoided` wins, then one whose log is in one piece, then the earlier
-    in `preferred`, then in `members`; a site in `barred`, or without room, counts as a witness and
-    is not chosen. So does a forked copy, and only up to its fork: were it to lead, its events
-    beyond would become history, and the copies of the epochs between, which hold others there,
-    would not notice.
+    equals one that is not in `avoided` wins, then one whose log is in one piece, then one that has
+    not forgotten ids, then the earlier in `preferred`, then in `members`; a site in `barred`, or
+    without room, counts as a witness and is not chosen. So does a forked copy, and only up to its
+    fork: were it to lead, its events beyond would become history, and the copies of the epochs
+    between, which hold others there, would not notice.
     """
     answered = {state.site: state for state in states if state.site in members}
     if len(answered) < read_quorum(len(members)):
@@ -127,7 +127,11 @@ def elect(
     if not able:
         return None
     order = [*preferred, *members]
-    home = min(able, key=lambda s: (s in avoided, answered[s].split, order.index(s)))
+
+    def cost(site: str) -> tuple[bool, bool, bool, int]:
+        return site in avoided, answered[site].split, answered[site].young, order.index(site)
+
+    home = min(able, key=cost)
     others = tuple(member for member in members if member != home)
     return Decision(home, lineage[-1].epoch + 1, best[1], (home, *others))
 
