@@ -16,6 +16,7 @@ from skerry.fabric.leader import Leader, RenewRequest
 from skerry.fabric.streams import Local
 from skerry.log import live
 from skerry.log.follow import Start
+from skerry.log.recall import first_since
 from skerry.model.fabric import TopicEntry
 from skerry.model.topic import Ack
 from skerry.testing import LocalFabric
@@ -132,7 +133,12 @@ async def test_what_is_sent_again_with_its_id_is_stored_once_by_a_home_that_forg
             async with again.publisher("t") as publisher:
                 acks = [await publisher.send(name, id=name) for name in [*given, "new"]]
             assert [ack.result() for ack in acks] == [*range(1, 52)]
-        assert [event.data.decode() async for event in client.read("t")] == [*given, "new"]
+        events = [event async for event in client.read("t")]
+        assert [event.data.decode() for event in events] == [*given, "new"]
+        place, last = (client._open.connection, "lab", entry.stream), events[-1].time.timestamp()
+        assert await first_since(*place, last - 1000) == 1, "no more is asked for than is recent"
+        assert await first_since(*place, last) == 51
+        assert await first_since(*place, last + 1) > 51
 
 
 async def test_what_only_the_old_home_has_is_salvaged() -> None:

@@ -379,6 +379,7 @@ def test_what_a_caller_sends_again_is_not_stored_twice_by_a_forgetful_home() -> 
     late = driver.send()[0]
     question = driver.question()
     assert question.past
+    assert question.first > 7, "not the whole log: as far back as ids are remembered"
     assert len([each for each in driver.actions if isinstance(each, Recall)]) == 1
     assert (driver.phase, driver.looked()) == ("recalling", [])
     driver.recalled(question, {"there": 3, "also": 4})
@@ -404,6 +405,25 @@ def test_a_forgetful_home_is_asked_again_until_it_says_what_it_has() -> None:
     driver.recalled(question, None)
     event = driver.send_as("x")
     assert not driver.looked()
+    driver.recalled(driver.question(), {"x": 5})
+    assert event.index == 5
+
+
+def test_what_is_there_already_is_told_at_level_quorum_though_replicas_tell_nothing_new() -> None:
+    driver = Driver(entry(2, 7, forgetful=True), ack="quorum")
+    driver.report(9)
+    event = driver.send_as("x")
+    driver.recalled(driver.question(), {"x": 5, "y": 6})
+    assert event.index == 5
+    assert driver.send_as("y").index == 6
+
+
+def test_what_waited_in_an_outbox_is_looked_for_before_it_goes_home() -> None:
+    outbox = TopicSettings(ack="outbox")
+    driver = Driver(entry(2, 7, forgetful=True, settings=outbox))
+    event = driver.send_as("x")
+    assert driver.looked() == [0]
+    driver.route(entry(2, 7, forgetful=True))
     driver.recalled(driver.question(), {"x": 5})
     assert event.index == 5
 

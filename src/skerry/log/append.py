@@ -239,10 +239,11 @@ class Publisher(Listener):
             self._sending.on_close(self._loop.time())
             self._carry_out()
 
-    def forget(self, ack: asyncio.Future[int]) -> None:
-        """Send the event of this future no more; it may be stored all the same."""
-        self._sending.forget(ack)
+    def forget(self, ack: asyncio.Future[int]) -> str:
+        """Send the event of this future no more; it may be stored all the same. Returns its id."""
+        identity = self._sending.forget(ack)
         self._carry_out()
+        return identity
 
     def _sub_topic(self, topic: str) -> str:
         check_topic(topic)
@@ -327,13 +328,14 @@ class Publisher(Listener):
         found = None
         with contextlib.suppress(Down, TimeoutError, SkerryError, LookupError, ValueError):
             place = (connection, entry.home, entry.stream)
-            first, wanted = question.first, set(question.wanted)
+            first = question.first
             if last is None:
                 last = await last_stored(*place)
             if question.past:
                 since = await first_since(*place, time() - DUPLICATE_WINDOW - SKEW)
                 first = min(first, max(since, last + 1 - PAST))
-            found = await stored_ids(*place, first, last, None if question.past else wanted)
+            wanted = None if question.past else set(question.wanted)
+            found = await stored_ids(*place, first, last, wanted)
         self._sending.on_recalled(question, found, self._loop.time())
         self._carry_out()
 

@@ -109,4 +109,4 @@ def aimed(frame: Frame, prefix: bytes, inbox: bytes) -> Frame:
 def id_of(frame: bytes) -> str:
     """The id of the event in a frame."""
     start = frame.index(b"Nats-Msg-Id:") + len(b"Nats-Msg-Id:")
-    return frame[start : frame.index(b"\r", start)].decode()
+    return frame[start : frame.index(b"\r", start)].decode().strip()

@@ -222,6 +222,8 @@ class Sending:
         if entry.epoch != before.epoch:
             self._take_back(entry.fork(before.epoch))
             recalls = entry.forgetful
+        elif level == "outbox" != self.level:
+            recalls |= entry.forgetful and self._gives_ids and self._past is None
         if self.phase == "recalling":
             self.phase = "away"
         if recalls or self._is_old(now):
@@ -355,9 +357,9 @@ class Sending:
         oldest = next(iter(self.kept.lost.values()), None)
         return oldest is not None and now - oldest[2] > REMEMBERED
 
-    def _look_back(self, now: float, after: float = 0.0) -> None:
-        """Send nothing again before it is known which of it the home has. It knows the ids of what
-        it took itself, unless that was long ago."""
+    def _look_back(self, now: float, after: float = 0.0, first: int | None = None) -> None:
+        """Send nothing again before it is known which of it the home has, from index `first` on. It
+        knows the ids of what it took itself, unless that was long ago."""
         entry = self.entry
         if entry is None or self.level == "outbox" or not (self.in_flight or self.kept.lost):
             return
@@ -366,7 +368,9 @@ class Sending:
         wanted = {id_of(event[1]): number for number, event in places.items()}
         last = None if self._is_old(now) else entry.base
         past = self._gives_ids and entry.forgetful and self._past is None
-        self._question = Recall(entry, self._acked_last + 1, last, wanted, now, after, past)
+        if first is None or last is None:
+            first = self._acked_last + 1
+        self._question = Recall(entry, first, last, wanted, now, after, past)
         self.actions.append(self._question)
 
     def on_recalled(self, question: Recall, found: dict[str, int] | None, now: float) -> None:
@@ -375,7 +379,7 @@ class Sending:
             return  # it is about another home
         if found is None and (self.in_flight or self.kept.lost):
             self.actions.append("reach")
-            self._look_back(now, RETRY_MOST)
+            self._look_back(now, RETRY_MOST, question.first)
             return
         for number, event in list((self.kept.lost | self.in_flight).items() if found else ()):
             if found and (index := found.get(id_of(event[1]))) is not None:
@@ -386,7 +390,8 @@ class Sending:
             self._past, self._past_until = found, now + DUPLICATE_WINDOW
         if found is not None and question.last is None:
             self.kept.stamp(question.began)
-        self._progressed = now
+        self._progressed = self._first_sent = now
+        self._confirm()
         self._probe(now)
         self._make_room()
 
@@ -425,12 +430,13 @@ class Sending:
             return False
         if self._past is None:
             if self.phase != "recalling" or (self._question and not self._question.past):
-                self._look_back(now)
+                self._look_back(now, first=sys.maxsize)  # none of these was sent to another home
             return True
-        if (index := self._past.get(given)) is None:
+        if (index := self._past.get(given.strip())) is None:
             return False
         if (event := self._take(number)) is not None:
             self._acknowledged(number, index, event)
+        self._confirm()
         self._make_room()
         return True
 
@@ -582,13 +588,15 @@ class Sending:
         self._bytes = 0
         self._make_room()
 
-    def forget(self, ticket: Ticket) -> None:
-        """Send the event of this ticket no more; it may be stored all the same."""
+    def forget(self, ticket: Ticket) -> str:
+        """Send the event of this ticket no more; it may be stored all the same. Returns its id."""
         for number, event in self.in_flight.items():
             if event[0] is ticket:
                 self._take(number)
                 self._make_room()
-                return
+                return id_of(event[1])
+        waiting = (event for _, (_, event) in self.waits.items())
+        return next((id_of(event[1]) for event in waiting if event[0] is ticket), "")
 
     def on_close(self, now: float) -> None:
         """Nothing more is sent; what replicas lack is kept for a while."""
