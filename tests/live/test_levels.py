@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 
 import pytest
 
 from skerry.errors import BadSetting, OutcomeUnknown, PublishFailed
+from skerry.model.fabric import TopicEntry
 from skerry.model.promotion import write_quorum
 from skerry.model.topic import Ack
 from skerry.testing import LocalFabric
@@ -207,6 +209,33 @@ async def test_at_level_outbox_it_is_durable_here_while_the_home_is_away(
         assert await client.publish("t", "last") == 23
         expected = [*numbers(22), "last"]
         assert [d.decode() for _, d in await log_at(fabric["farm"], "t")] == expected
+
+
+async def test_an_outbox_keeps_what_too_few_hold(
+    fabric: LocalFabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The home had it, and is lost for good before its replica is back."""
+    async with fabric.connect("hub") as client:
+        await client.create_topic("t", home="farm", replicas=1, spread="lab")
+        await client.publish("t", "first", ack="quorum")
+        await fabric.crash("lab")
+        await client.publish("t", "second", ack="outbox")
+        await has(fabric["farm"], "t", 2)
+        part = fabric.agent("hub").fabric
+        assert part is not None
+        tidy, looks = part.outbox._tidy, [0]
+
+        async def count(entry: TopicEntry) -> None:
+            await tidy(entry)
+            looks[0] += 1
+
+        monkeypatch.setattr(part.outbox, "_tidy", count)
+        await until(lambda: looks[0] >= 3)
+        await fabric.crash("farm")
+        shutil.rmtree(fabric.root / "farm")
+        await fabric.start("lab")
+        await has(fabric["lab"], "t", 2)
+        assert await log_at(fabric["lab"], "t") == [(1, b"first"), (2, b"second")]
 
 
 async def test_an_event_of_the_outbox_is_there_once_however_often_it_is_published(

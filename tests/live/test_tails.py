@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,12 +13,15 @@ import pytest
 from skerry import Client
 from skerry.engine.jetstream import JetStream
 from skerry.errors import FabricError
+from skerry.fabric.peers import is_held
+from skerry.fabric.salvage import salvage
 from skerry.fabric.streams import Local
 from skerry.fabric.tails import Tails
 from skerry.model.event import Event
 from skerry.testing import LocalFabric
 from tests.conftest import until
 from tests.live.fabrics import contents
+from tests.live.test_replicas import has, log_at
 from tests.live.test_rolls import part_of
 
 SEGMENT = "t~t~~5"
@@ -231,3 +235,46 @@ async def test_a_tail_that_was_seen_as_it_was_made_is_brought_home_whole(
         await cutting
         assert await site.jetstream.stream(SEGMENT) is None
         assert await site.bring_home() == ["alone"]
+
+
+async def test_what_a_former_home_brought_stays_with_it_until_enough_have_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The one that took it is lost for good before its replica is back."""
+    looks: list[bool] = []
+
+    async def look(*args: Any) -> bool:
+        looks.append(await is_held(*args))
+        return looks[-1]
+
+    async with LocalFabric(["hub", "farm", "lab", "barn"]) as fabric:
+
+        async def bring(*args: Any) -> tuple[int, int]:
+            if "barn" in fabric.sites and not looks:
+                await fabric.crash("barn")
+            return await salvage(*args)
+
+        monkeypatch.setattr("skerry.fabric.tails.is_held", look)
+        monkeypatch.setattr("skerry.fabric.tails.salvage", bring)
+        async with fabric.connect("hub", "admin") as admin:
+            await admin.create_topic("t", home="farm", replicas=1, spread="lab")
+            await admin.publish("t", "all have this", ack="quorum")
+            await fabric.crash("lab")
+            async with fabric.connect("hub") as client:
+                assert await client.publish("t", "only farm has this", ack="home") == 2
+            await fabric.crash("farm")
+            await fabric.start("lab")
+            assert await admin.publish("t", "x") == 2
+            topic = await admin.set_topic("t", replicas=1, spread="barn")
+            assert (topic.home, topic.replicas) == ("lab", ("barn",))
+            await has(fabric["barn"], "t", 2)
+            await fabric.start("farm")
+            await has(fabric["lab"], "t", 3)
+            await until(lambda: len(looks) >= 3)
+            assert not any(looks)
+            await fabric.crash("lab")
+            shutil.rmtree(fabric.root / "lab")
+            await fabric.start("barn")
+            await has(fabric["barn"], "t", 3)
+            log = [data for _, data in await log_at(fabric["barn"], "t")]
+            assert log == [b"all have this", b"x", b"only farm has this"]

@@ -317,10 +317,8 @@ class Fabric(Listener):
             )
             try:
                 await self.lead("topic.create", TopicEntry, request, ADOPT_TIME)
-            except (
-                InputError,
-                TopicError,
-            ) as error:  # as long as that is so; the others are served
+            except (InputError, TopicError) as error:
+                # As long as that is so it stays aside; the others are served.
                 if self.copies.entry(topic.name) is None:
                     self._put_aside(topic.name, error.what)
                     await self.copies.set_aside(local)
