@@ -41,6 +41,7 @@ from skerry.feeds.feed import FeedHandle, FeedKeeper
 from skerry.functions.calls import FunctionCalls
 from skerry.log.append import Publisher
 from skerry.log.follow import Subscription
+from skerry.log.frames import new_id
 from skerry.log.pack import Format, Packer
 from skerry.log.read import Reader
 from skerry.log.route import Routes
@@ -61,7 +62,7 @@ from skerry.model.control import (
     TopicName,
     TopicRequest,
 )
-from skerry.model.event import Event
+from skerry.model.event import Event, check_id
 from skerry.model.feeds import FEED_LEASE, Change, Feed, Metadata, check_change
 from skerry.model.names import check_topic
 from skerry.model.topic import Ack, Durability, OnPartition, Topic, TopicSettings
@@ -307,16 +308,21 @@ class Client(FunctionCalls, PlacementCalls):
         """
         opened = self._open
         connection = opened.connection
+        identity = new_id() if id is None else check_id(id)
         limit = connection.settings.timeout if timeout is None else check_timeout(timeout)
         began = connection.now()
         writer = self._writer(topic, ack)
         future = None
         try:
             async with asyncio.timeout(limit):
-                future = await writer.send(data, key=key, headers=headers, lifespan=lifespan, id=id)
+                future = await writer.send(
+                    data, key=key, headers=headers, lifespan=lifespan, id=identity,
+                    again=id is not None,
+                )  # fmt: skip
                 return await asyncio.shield(future)
         except TimeoutError:
-            identity = writer.forget(future) if future is not None else ""
+            if future is not None:
+                writer.forget(future)
             down = connection.down_since
             if future is None or (down is not None and down <= began):
                 raise connection.unavailable() from None

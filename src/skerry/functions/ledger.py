@@ -130,7 +130,7 @@ class Ledger:
         if self._gone is not None:
             raise self._gone
         return await self._publisher.send(
-            data, topic=f"{self._topic}/{place}", id=new_id(), mark=self._mark
+            data, topic=f"{self._topic}/{place}", id=new_id(), again=False, mark=self._mark
         )
 
     async def _last_claim(self, entry: TopicEntry | None) -> int:

@@ -129,11 +129,13 @@ class Publisher(Listener):
         headers: Mapping[str, str] | None = None,
         lifespan: float | None = None,
         id: str | None = None,
+        again: bool = True,
         mark: bytes = b"",
     ) -> asyncio.Future[int]:
         """Send one event; return the future of its index. Waits only for room in the window.
 
-        `topic` names a sub-topic of the publisher's topic; `mark` is a header of Skerry's.
+        `topic` names a sub-topic of the publisher's topic; `again=False` says that nobody has sent
+        an event with this `id` before; `mark` is a header of Skerry's.
         """
         if type(data) is not bytes:
             data = payload_of(data)
@@ -163,7 +165,8 @@ class Publisher(Listener):
         if sending.entry is not None:  # the loop's own clock may stand still with it
             is_first = not sending.in_flight and not sending.kept.lost
             now = self._loop.time() if is_first else monotonic()
-        if sending.on_send(number, (ack, frame, connection.clock, topic), now, id or ""):
+        given = id if id is not None and again else ""
+        if sending.on_send(number, (ack, frame, connection.clock, topic), now, given):
             try:  # noqa: SIM105  a context manager would cost a tenth of this method
                 connection.write(frame)
             except Down:
@@ -239,11 +242,10 @@ class Publisher(Listener):
             self._sending.on_close(self._loop.time())
             self._carry_out()
 
-    def forget(self, ack: asyncio.Future[int]) -> str:
-        """Send the event of this future no more; it may be stored all the same. Returns its id."""
-        identity = self._sending.forget(ack)
+    def forget(self, ack: asyncio.Future[int]) -> None:
+        """Send the event of this future no more; it may be stored all the same."""
+        self._sending.forget(ack)
         self._carry_out()
-        return identity
 
     def _sub_topic(self, topic: str) -> str:
         check_topic(topic)

@@ -588,15 +588,13 @@ class Sending:
         self._bytes = 0
         self._make_room()
 
-    def forget(self, ticket: Ticket) -> str:
-        """Send the event of this ticket no more; it may be stored all the same. Returns its id."""
+    def forget(self, ticket: Ticket) -> None:
+        """Send the event of this ticket no more; it may be stored all the same."""
         for number, event in self.in_flight.items():
             if event[0] is ticket:
                 self._take(number)
                 self._make_room()
-                return id_of(event[1])
-        waiting = (event for _, (_, event) in self.waits.items())
-        return next((id_of(event[1]) for event in waiting if event[0] is ticket), "")
+                return
 
     def on_close(self, now: float) -> None:
         """Nothing more is sent; what replicas lack is kept for a while."""
