@@ -428,6 +428,21 @@ def test_what_waited_in_an_outbox_is_looked_for_before_it_goes_home() -> None:
     assert event.index == 5
 
 
+def test_a_question_about_another_home_s_events_is_not_cut_short_by_one_with_an_id() -> None:
+    """Those may have been stored at any time, by whichever clock."""
+    driver = free()
+    driver.send(2)
+    driver.route(entry(2, 3, forgetful=True))
+    before = driver.question()
+    driver.send_as("x")
+    question = driver.question()
+    assert question.past
+    assert question.first == before.first == 2
+    driver.recalled(question, {"p-1": 2, "x": 3})
+    assert [driver.tickets[n].index for n in (1, 3)] == [2, 3]
+    assert driver.looked()[-1] == 2
+
+
 def test_the_next_home_is_asked_too_if_it_is_forgetful() -> None:
     driver = Driver(entry(2, 7, forgetful=True))
     driver.send_as("x")

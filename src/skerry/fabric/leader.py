@@ -195,10 +195,11 @@ class Leader:
     def _choose_home(self, settings: TopicSettings, request: CreateRequest) -> str:
         for site in settings.prefer:
             self._check_site(site)
-        if request.home is not None and self.is_there(request.home):
-            return request.home
-        candidates = [*settings.prefer, request.site, self._site] if request.home is None else []
-        for site in candidates:
+        if request.home is not None:
+            if self.is_there(request.home):
+                return request.home
+            raise Unavailable(f"site {request.home}, which has the log, is not heard now")
+        for site in [*settings.prefer, request.site, self._site]:
             record = self._store.get(site_key(site), SiteRecord)
             if record is not None and self.is_there(site) and not record.draining:
                 return site

@@ -37,23 +37,25 @@ _numbers = itertools.count()
 async def last_stored(connection: Connection, site: str, stream: str) -> int:
     """The index of the newest event of the log at `site`; 0 if it has none. Raises `Down` or
     `TimeoutError` if it cannot be read now."""
-    body = msgspec.json.encode({"last_by_subj": "e.>"})
-    reply = await connection.request(f"$JS.{site}.API.DIRECT.GET.{stream}", body, timeout=TIME)
-    if reply.status == NO_RESPONDERS:
-        raise Down
-    return 0 if reply.status else int(parse_headers(reply.head)["Nats-Sequence"])
+    return await _index(connection, site, stream, {"last_by_subj": "e.>"}, 0)
 
 
 async def first_since(connection: Connection, site: str, stream: str, moment: float) -> int:
     """The index of the first event since `moment`, in seconds since 1970; beyond all if there is
     none. Raises as `last_stored`."""
     since = datetime.fromtimestamp(moment, UTC).isoformat().replace("+00:00", "Z")
-    # As a batch: without, a time at which an event was removed finds none (2.15.1).
-    body = msgspec.json.encode({"start_time": since, "batch": 1})
+    # As a batch: by the engine's source, without, a time whose event was removed may find none.
+    return await _index(connection, site, stream, {"start_time": since, "batch": 1}, sys.maxsize)
+
+
+async def _index(
+    connection: Connection, site: str, stream: str, asked: dict[str, object], none: int
+) -> int:
+    body = msgspec.json.encode(asked)
     reply = await connection.request(f"$JS.{site}.API.DIRECT.GET.{stream}", body, timeout=TIME)
     if reply.status == NO_RESPONDERS:
         raise Down
-    return sys.maxsize if reply.status else int(parse_headers(reply.head)["Nats-Sequence"])
+    return none if reply.status else int(parse_headers(reply.head)["Nats-Sequence"])
 
 
 async def stored_ids(

@@ -381,8 +381,9 @@ class Sending:
             self.actions.append("reach")
             self._look_back(now, RETRY_MOST, question.first)
             return
-        for number, event in list((self.kept.lost | self.in_flight).items() if found else ()):
-            if found and (index := found.get(id_of(event[1]))) is not None:
+        known = found or {}
+        for number, event in (self.kept.lost | self.in_flight).items():
+            if (index := known.get(id_of(event[1]))) is not None:
                 if self.kept.lost.pop(number, None) is None:
                     self._take(number)
                 self._acknowledged(number, index, event)
@@ -429,8 +430,11 @@ class Sending:
         if self.entry is None or not self.entry.forgetful or self.level == "outbox":
             return False
         if self._past is None:
-            if self.phase != "recalling" or (self._question and not self._question.past):
-                self._look_back(now, first=sys.maxsize)  # none of these was sent to another home
+            question = self._question if self.phase == "recalling" else None
+            if question is None:
+                self._look_back(now, first=sys.maxsize)  # what is in flight was asked for
+            elif not question.past:
+                self._look_back(now, first=question.first)
             return True
         if (index := self._past.get(given.strip())) is None:
             return False
