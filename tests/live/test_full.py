@@ -1,10 +1,13 @@
-"""A site without room: the topic goes on without it, it does not lead, and it catches up."""
+"""A site that cannot write: the topic goes on without it, it does not lead, and it catches up."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,8 @@ from skerry.cli.diagnosis import check_log
 from skerry.model.topic import Ack
 from skerry.testing import LocalFabric, LocalSite
 from tests.conftest import until
-from tests.live.test_folder import CHUNK, fill, publish_until_full, small_disk
+from tests.live.commandline import running
+from tests.live.test_folder import CHUNK, fill, mounted, publish_until_full, small_disk
 from tests.live.test_replicas import SITES, has, last_at, log_at
 
 
@@ -127,3 +131,55 @@ async def test_a_home_whose_disk_is_full_is_replaced(caplog: pytest.LogCaptureFi
             assert lab is not None
             await until(lambda: lab.copies.starts == 2 and lab.is_open)
             await same_everywhere(fabric, 2)
+
+
+@contextlib.contextmanager
+def disk_of_its_own(path: Path) -> Iterator[Path]:
+    """A file system that can be made to hang."""
+    if not (shutil.which("mkfs.ext4") and shutil.which("fsfreeze")):
+        pytest.skip("needs e2fsprogs and util-linux")
+    image = path.with_suffix(".image")
+    with image.open("wb") as file:
+        file.truncate(128 * 1024 * 1024)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    with mounted(path, "-o", "loop", str(image)):
+        yield path
+
+
+@contextlib.contextmanager
+def hanging(disk: Path) -> Iterator[None]:
+    """Whoever writes there waits. It ends by itself if this process waits, too."""
+    subprocess.run(["fsfreeze", "-f", disk], check=True)
+    end = subprocess.Popen(["sh", "-c", 'sleep 100; exec fsfreeze -u "$0"', disk])
+    try:
+        yield
+        assert end.poll() is None
+    finally:
+        end.kill()
+        end.wait()
+        subprocess.run(["fsfreeze", "-u", disk], check=True)
+
+
+async def test_a_home_whose_disk_hangs_is_replaced(tmp_path: Path) -> None:
+    """Its engine gives no answer and nothing is said, and yet its agent notices."""
+    with disk_of_its_own(tmp_path / "disk") as disk:
+        async with LocalFabric(["hub", "farm"]) as fabric, fabric.connect("hub", "admin") as client:
+            token, data = await client.join_token(), disk / "lab"
+            up = ("up", "--site", "lab", "--port", "0", "--link-port", "0", "--join", token)
+            with running(data, tmp_path / "lab", *up) as lab:
+
+                async def says(text: str) -> None:
+                    await asyncio.to_thread(lab.wait_line, text)
+
+                await says("site lab is up")
+                await client.create_topic("t", home="lab", replicas=2, spread="hub,farm")
+                assert await client.publish("t", "x", ack="quorum") == 1
+                with hanging(disk):
+                    assert await client.publish("t", "y", ack="quorum", timeout=60) == 2
+                    assert (await client.topic("t")).home in ("hub", "farm")
+                    await says("hangs")
+                await says("answers again")
+                await fabric.stop("farm")  # so it takes lab for a quorum
+                assert await client.publish("t", "z", ack="quorum", timeout=60) == 3
+                await client.move_topic("t", "lab", replicas=["hub"])  # it can lead again
+                assert await client.publish("t", "z", ack="quorum", timeout=60) == 4

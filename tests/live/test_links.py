@@ -304,6 +304,26 @@ async def test_a_site_that_only_dials_out_publishes_to_another_such(hidden: Loca
         await until(has_arrived, 60)
 
 
+async def test_a_topic_has_one_member_at_the_most_that_only_dials_out(hidden: LocalFabric) -> None:
+    """A replica there could not copy from a home at another, and none would after a failover."""
+    apart = (errors.FabricError, "farm", "lab", "only dial out")
+    async with hidden.connect("farm", user="admin") as client:
+        with refused(*apart):
+            await client.create_topic("t", replicas=1, spread="lab")
+        with refused(errors.BadSetting, "can be linked with each other; there are 2"):
+            await client.create_topic("t", replicas=2)
+        await client.create_topic("t", replicas=1)
+        placed = await client.topic("t")
+        assert (placed.home, placed.replicas) == ("farm", ("hub",))
+        with refused(*apart):
+            await client.move_topic("t", "lab")
+        with refused(*apart):
+            await client.move_topic("t", "hub", replicas=["farm", "lab"])
+        await client.move_topic("t", "hub", replicas=[])
+        await client.move_topic("t", "lab")  # by way of the hub
+        assert (await client.topic("t")).home == "lab"
+
+
 # Black holes
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skerry.errors import BadSetting
+from skerry.errors import BadSetting, FabricError
 from skerry.fabric.placement import (
     choose_members,
     distance,
@@ -71,6 +71,30 @@ def test_too_few_sites_are_said() -> None:
 def test_sites_are_named_or_left_to_us() -> None:
     assert named_sites(TopicSettings(spread="colocated")) is None
     assert named_sites(TopicSettings(spread=" a, b,")) == ["a", "b"]
+
+
+SHY = {"near", "far"}
+"""Sites that only dial out: no two of them can be linked."""
+
+
+def test_replicas_are_chosen_that_can_be_linked() -> None:
+    settings = TopicSettings(replicas=1)
+    assert choose_members("near", settings, ALL, "hub", RTT, SHY) == ("near", "farther")
+    settings = TopicSettings(replicas=2)
+    assert choose_members("near", settings, ALL, "hub", RTT, SHY) == ("near", "farther", "hub")
+    assert choose_members("near", settings, ALL, "hub", RTT, ()) == ("near", "farther", "far")
+    lacking = TopicSettings(replicas=3)
+    assert members_filled(("near",), lacking, ALL, "hub", RTT, SHY) == ("near", "farther", "hub")
+    assert members_without(("near", "hub"), "hub", ["far", "farther"], SHY) == ("near", "farther")
+    assert members_without(("hub", "near"), "near", ["far"], SHY) == ("hub", "far")
+
+
+def test_replicas_that_cannot_be_linked_are_refused() -> None:
+    with refused(BadSetting, "4 sites that are up and can be linked with each other; there are 3"):
+        choose_members("near", TopicSettings(replicas=3), ALL, "hub", RTT, SHY)
+    with refused(FabricError, "near and far only dial out"):
+        named = TopicSettings(replicas=2, spread="hub,far")
+        choose_members("near", named, ALL, "hub", RTT, SHY)
 
 
 @given(

@@ -88,7 +88,7 @@ class Copies:
         self._tasks = Tasks("work on a copy")
         self.openings = Openings(self.logs, links, peers, store.origin, silence, self._reopen)
         self.is_full = False
-        """Whether nothing can be written here, until the engine is started anew."""
+        """Whether nothing can be written here: the disk is full, or hangs."""
         self._giving_up: set[str] = set()
         self.starts = 1
         """How often the engine was started, as far as this agent knows."""

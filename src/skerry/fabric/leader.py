@@ -29,6 +29,7 @@ from skerry.fabric.links import Links
 from skerry.fabric.losses import Losses, Lost
 from skerry.fabric.moves import SETTLE_TIME, Ask, Moves
 from skerry.fabric.placement import (
+    check_apart,
     choose_members,
     members_after,
     members_filled,
@@ -208,13 +209,17 @@ class Leader:
     def _choose_members(self, home: str, settings: TopicSettings) -> tuple[str, ...]:
         for site in named_sites(settings) or ():
             self._check_site(site)
-        return choose_members(home, settings, self._free(), self._site, self._rtt())
+        return choose_members(home, settings, self._free(), self._site, self._rtt(), self._shy())
 
     def _rtt(self) -> dict[str, dict[str, float]]:
         """How far apart sites are, as each measured it."""
         rtt = {name: presence.rtt for name, presence in self._store.all("up.", Presence).items()}
         rtt[self._site] = self._links.rtt
         return rtt
+
+    def _shy(self) -> set[str]:
+        """The sites that only dial out."""
+        return {name for name, record in self.sites().items() if record.link is None}
 
     def _free(self) -> list[str]:
         """The sites that may be given a topic now."""
@@ -286,6 +291,7 @@ class Leader:
             entry = self._entry(request.name)
             record = self._check_site(to)
             members = members_after(entry.members, to, request.members)
+            check_apart(dict.fromkeys([entry.home, *members]), self._shy())
             for site in members:
                 self._check_site(site)
                 if site not in entry.members and not self.is_there(site):
@@ -471,7 +477,7 @@ class Leader:
 
         async def leave(entry: TopicEntry) -> str:
             async with gate:
-                members = members_without(entry.members, site, self._free())
+                members = members_without(entry.members, site, self._free(), self._shy())
                 if members is None:
                     raise MoveFailed(f"no other site can take {entry.name}")
                 request = MoveRequest(entry.name, members[0], list(members))
@@ -491,7 +497,9 @@ class Leader:
         for entry in self.entries().values():
             if len(entry.replicas) >= entry.settings.replicas or not self.is_there(entry.home):
                 continue
-            members = members_filled(entry.members, entry.settings, free, self._site, self._rtt())
+            members = members_filled(
+                entry.members, entry.settings, free, self._site, self._rtt(), self._shy()
+            )
             if members == entry.members:
                 continue
             try:

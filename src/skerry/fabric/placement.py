@@ -2,13 +2,16 @@
 
 Distances are round-trip times as sites measured them: `rtt[a][b]` seconds from `a` to `b` and back.
 Not every pair is linked; what is not measured is taken through the hub, which is linked to all.
+
+Members copy from whichever of them is the home, so each two must be able to have a link. Of the
+sites that only dial out, `shy` below, a topic has one at the most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from skerry.errors import BadSetting
+from skerry.errors import BadSetting, FabricError
 from skerry.model.topic import TopicSettings
 
 Rtt = Mapping[str, Mapping[str, float]]
@@ -30,8 +33,29 @@ def named_sites(settings: TopicSettings) -> list[str] | None:
     return [site.strip() for site in settings.spread.split(",") if site.strip()]
 
 
+def check_apart(members: Iterable[str], shy: Collection[str]) -> None:
+    """Refuse members of which two cannot be linked."""
+    if len(apart := [site for site in members if site in shy]) > 1:
+        raise FabricError(
+            f"{' and '.join(apart[:2])} only dial out and cannot be linked: neither could copy the "
+            "other's log",
+            "Choose a site that takes links (`skerry up --link`), or move the topic there first.",
+        )
+
+
+def _sociable(sites: Iterable[str], members: Collection[str], shy: Collection[str]) -> list[str]:
+    """Those of `sites` that are no members, and can have a link with each of these."""
+    is_one_shy = any(site in shy for site in members)
+    return [site for site in sites if site not in members and not (is_one_shy and site in shy)]
+
+
 def choose_members(
-    home: str, settings: TopicSettings, free: Collection[str], hub: str, rtt: Rtt
+    home: str,
+    settings: TopicSettings,
+    free: Collection[str],
+    hub: str,
+    rtt: Rtt,
+    shy: Collection[str] = (),
 ) -> tuple[str, ...]:
     """The home and its replicas. With a list of sites those, the first ones; else out of `free`
     the nearest to the members so far, or the farthest from them, one after the other."""
@@ -43,38 +67,51 @@ def choose_members(
                 f"{count} replicas were asked for, and {len(others)} sites named for them",
                 "Name more sites with --spread, or ask for fewer replicas.",
             )
-        return (home, *others[:count])
+        check_apart(members := (home, *others[:count]), shy)
+        return members
     left = sorted(set(free) - {home})
-    if len(left) < count:
+    members = _with_more((home,), count, settings, left, hub, rtt, shy)
+    if len(members) <= count:
+        why = " and can be linked with each other" if len(left) >= count else ""
         raise BadSetting(
-            f"{count} replicas need {count + 1} sites that are up; there are {len(left) + 1}",
+            f"{count} replicas need {count + 1} sites that are up{why}; there are {len(members)}",
             "Let more sites join, or ask for fewer replicas.",
         )
-    return _with_more((home,), count, settings, left, hub, rtt)
+    return members
 
 
 def members_filled(
-    members: Sequence[str], settings: TopicSettings, free: Collection[str], hub: str, rtt: Rtt
+    members: Sequence[str],
+    settings: TopicSettings,
+    free: Collection[str],
+    hub: str,
+    rtt: Rtt,
+    shy: Collection[str] = (),
 ) -> tuple[str, ...]:
     """The members, and the replicas that the topic lacks, as many as can be had now: out of `free`,
     and of the sites that it names if it does."""
     named = named_sites(settings)
-    left = [site for site in sorted(free) if site not in members and (not named or site in named)]
+    left = [site for site in sorted(free) if not named or site in named]
     lacking = max(0, settings.replicas + 1 - len(members))
-    return _with_more(members, min(lacking, len(left)), settings, left, hub, rtt)
+    return _with_more(members, lacking, settings, left, hub, rtt, shy)
 
 
 def _with_more(
-    members: Sequence[str], count: int, settings: TopicSettings, left: list[str], hub: str, rtt: Rtt
+    members: Sequence[str],
+    count: int,
+    settings: TopicSettings,
+    free: list[str],
+    hub: str,
+    rtt: Rtt,
+    shy: Collection[str],
 ) -> tuple[str, ...]:
-    """The members and `count` of those `left`, chosen one after the other."""
+    """The members and `count` of those that are free, or as many as there are, chosen one after the
+    other."""
     pick = min if settings.spread == "colocated" else max
-    chosen, left = list(members), list(left)
-    for _ in range(count):
+    chosen = list(members)
+    while len(chosen) < len(members) + count and (left := _sociable(free, chosen, shy)):
         far = {site: min(distance(site, one, hub, rtt) for one in chosen) for site in left}
-        best = pick(left, key=lambda site: far[site])
-        chosen.append(best)
-        left.remove(best)
+        chosen.append(pick(left, key=lambda site: far[site]))
     return tuple(chosen)
 
 
@@ -94,10 +131,11 @@ def members_after(
 
 
 def members_without(
-    members: Sequence[str], site: str, free: Sequence[str]
+    members: Sequence[str], site: str, free: Sequence[str], shy: Collection[str] = ()
 ) -> tuple[str, ...] | None:
     """The members once `site` holds nothing of the topic any more, the home first: the first of
-    `free` takes its place, if there is one. None: nobody is left."""
+    `free` that can takes its place, if there is one. None: nobody is left."""
     others = [member for member in members if member != site]
-    others += [name for name in free if name not in members][: len(members) - len(others)]
+    left = [name for name in _sociable(free, others, shy) if name != site]
+    others += left[: len(members) - len(others)]
     return tuple(others) or None

@@ -283,13 +283,21 @@ class Site:
             assert self._tide is not None
             self._watches = [
                 asyncio.create_task(self._watch_hang(self._engine, connection)),
-                asyncio.create_task(watch_disk(self._engine, settings.data, self._hand_over)),
+                asyncio.create_task(
+                    watch_disk(self._engine, settings.data, settings.durability == "power", self)
+                ),
                 asyncio.create_task(self._tide.watch(self._engine, jetstream)),
             ]
 
-    def _hand_over(self) -> None:
+    def on_stuck(self) -> None:
+        """Nothing can be written here; see `watch_disk`."""
         if self.fabric is not None:
             self.fabric.hand_over()
+
+    def on_well(self) -> None:
+        """Everything can again."""
+        if self.fabric is not None:
+            self.fabric.copies.is_full = False
 
     async def _open_fabric(self, membership: Membership) -> Fabric:
         """Be there before the engine opens its logs."""

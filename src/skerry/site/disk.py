@@ -1,26 +1,37 @@
-"""A full disk: noticed, said aloud, and got over.
+"""A disk that is full or hangs: noticed, said aloud, and got over.
 
 When a write to a log fails for want of room, the engine gives up that log for as long as it runs:
 publishers get no answer, even when there is room again, and only the engine's own messages tell.
 So we look there, and start the engine anew once the disk has room. Nothing that was acknowledged
-is lost by it. Until then, topics that have members elsewhere have their home there. A disk without
-any room does not take the engine's message either, so we look at that as well.
+is lost by it. A disk without any room does not take the engine's message either, so we look at that
+as well.
+
+A disk that hangs (a dying SD card, storage that is away) says nothing at all: the engine waits, and
+the site goes on to beat. So a thread of ours writes a byte all the time, as the engine would, and
+is missed when it does not come back. The engine goes on by itself then.
+
+Either way, topics that have members elsewhere have their home there meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import shutil
-from collections.abc import Callable
+import threading
 from pathlib import Path
+from typing import Protocol
 
 from skerry.engine.process import Engine
 
 log = logging.getLogger("skerry.site")
 
-LOOK = 1.0
-"""Seconds between two looks."""
+LOOK = 0.5
+"""Seconds between two looks, and between two writes."""
+HANGS = 4
+"""Looks in a row at the very same write after which the disk hangs."""
 ROOM = 16 * 1024 * 1024
 """Bytes that must be free before the engine is started anew; twice the largest event."""
 
@@ -30,30 +41,94 @@ NO_ROOM = 4096
 _FULL = b"no space left on device"
 
 
-async def watch_disk(engine: Engine, folder: Path, while_full: Callable[[], None]) -> None:
-    """Start `engine` anew whenever its disk was full and has room again; call `while_full` now and
-    then until it has. Runs for ever."""
+class Pulse:
+    """Writes to `path` again and again. Flushed only if the engine flushes each message
+    (`is_flushed`): else this would wear out a card that is not used."""
+
+    def __init__(self, path: Path, is_flushed: bool) -> None:
+        self._path = path
+        self._is_flushed = is_flushed
+        self._done = 0
+        self._seen = (0, 0)
+        """How many writes were done at the last look, and at how many looks before."""
+        self._over = threading.Event()
+        threading.Thread(target=self._run, name="pulse", daemon=True).start()
+
+    def close(self) -> None:
+        """Write no more."""
+        self._over.set()
+
+    def look(self) -> None:
+        """Some time has passed."""
+        done, looks = self._seen
+        self._seen = (self._done, looks + 1 if done == self._done else 0)
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a write has taken too long by now."""
+        return self._seen[1] >= HANGS and self._seen[0] == self._done
+
+    def _run(self) -> None:
+        while not self._over.wait(LOOK):
+            with contextlib.suppress(OSError):  # a full disk is noticed without
+                file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
+                try:
+                    os.pwrite(file, b".", 0)
+                    if self._is_flushed:
+                        os.fsync(file)
+                finally:
+                    os.close(file)
+            self._done += 1
+
+
+class Stuck(Protocol):
+    """Who is to know that nothing can be written here."""
+
+    def on_stuck(self) -> None:
+        """Nothing can; told again now and then."""
+
+    def on_well(self) -> None:
+        """Everything can again."""
+
+
+async def watch_disk(engine: Engine, folder: Path, is_flushed: bool, site: Stuck) -> None:
+    """Tell `site` of a disk that is full or hangs; start `engine` anew once a full one has room
+    again. Runs for ever."""
+    pulse = Pulse(folder / "pulse", is_flushed)
+    try:
+        await _watch(engine, folder, pulse, site)
+    finally:
+        pulse.close()
+
+
+async def _watch(engine: Engine, folder: Path, pulse: Pulse, site: Stuck) -> None:
     position = _size(engine.log_path)
     while True:
         await asyncio.sleep(LOOK)
+        pulse.look()
         size = _size(engine.log_path)
         is_full = shutil.disk_usage(folder).free < NO_ROOM
         if size != position:
             is_full |= _FULL in _since(engine.log_path, position if position < size else 0)
         position = size
-        if not is_full:
+        if not (is_full or pulse.hangs):
             continue
-        log.error("the disk of %s is full: topics do not take events until there is room", folder)
+        what, then = ("is full", "has room") if is_full else ("hangs", "answers")
+        log.error("the disk of %s %s: topics take no events until it %s", folder, what, then)
         waited = due = 0.0
-        while shutil.disk_usage(folder).free < ROOM:
+        while pulse.hangs or (is_full and shutil.disk_usage(folder).free < ROOM):
             if waited >= due:  # more and more seldom
-                while_full()
-                due = 2 * waited + LOOK
+                site.on_stuck()
+                due = 2 * waited + 1.0
             await asyncio.sleep(LOOK)
+            pulse.look()
             waited += LOOK
-        log.warning("the disk of %s has room again; starting the engine anew", folder)
-        position = _size(engine.log_path)
-        engine.restart()
+        log.warning("the disk of %s %s again", folder, then)
+        if is_full:
+            position = _size(engine.log_path)
+            engine.restart()  # which tells the site
+        else:
+            site.on_well()
 
 
 def _size(path: Path) -> int:
