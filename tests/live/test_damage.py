@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import shutil
 from pathlib import Path
+
+import pytest
 
 from skerry import Client
 from skerry.testing import LocalFabric, LocalSite
@@ -112,6 +116,51 @@ async def test_a_home_from_an_old_backup_of_its_folder_takes_nothing_back() -> N
         backup.rename(fabric.root / "farm")
         await fabric.start("farm")
         await goes_on(fabric)
+
+
+async def stop_both(fabric: LocalFabric) -> None:
+    """Lab first, so that it does not take over from farm."""
+    await fabric.stop("lab")
+    await fabric.stop("farm")
+
+
+@pytest.mark.parametrize("home", ["farm", "lab"])
+async def test_a_site_from_an_old_backup_whose_members_are_away_waits_for_them(
+    home: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The hub has no copy, but remembers how new the folder was. So farm does not open, if it is
+    the home, and it is not elected, if it is a replica."""
+    async with three_sites() as fabric, fabric.connect("hub", "admin", timeout=60) as client:
+        await client.create_topic("t", home="farm", replicas=1, spread="lab")
+        await fill(client, names(10)[:5])
+        await stop_both(fabric)
+        backup = fabric.root / "backup"
+        shutil.copytree(fabric.root / "farm", backup)
+        await fabric.start("farm")
+        await fabric.start("lab")
+        await fill(client, names(10)[5:])
+        if home == "lab":
+            await client.move_topic("t", "lab", replicas=["farm"])
+        known = json.loads((backup / "tide.json").read_bytes())["number"]
+        hub = fabric.agent("hub").fabric
+        assert hub is not None
+        await until(lambda: hub.links._tides["farm"][1] > known)
+        await stop_both(fabric)
+        shutil.rmtree(fabric.root / "farm")
+        backup.rename(fabric.root / "farm")
+        await fabric.start("farm")
+        farm = fabric.agent("farm").fabric
+        assert farm is not None
+        waiting = asyncio.create_task(client.publish("t", "n-0010", timeout=60))
+        if home == "farm":
+            await until(lambda: "t waits for its members" in caplog.text)
+        else:
+            await until(lambda: farm.copies.logs.of("t").copy.sealed > 2)
+        assert "older than what other sites have heard of it" in caplog.text
+        assert not waiting.done()
+        await fabric.start("lab")
+        assert await waiting == 11
+        await check_all(fabric, "t", ["farm", "lab"], names(11))
 
 
 async def test_a_hole_in_a_home_is_noticed_told_and_filled() -> None:

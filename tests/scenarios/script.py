@@ -42,6 +42,7 @@ from skerry.config import ClientSettings
 from skerry.errors import SkerryError
 from skerry.fabric.streams import sort_out
 from skerry.model.names import segment_of_stream, topic_of_tail
+from skerry.model.promotion import LINEAGE_KEPT
 from skerry.model.topic import Ack
 from skerry.sim.jetstream import Message, Stream
 from skerry.sim.trial import LOOK, QUIET, Reader, Trial, Writer
@@ -136,6 +137,7 @@ class Scenario(Trial):
     """Runs one script."""
 
     looks = (0.004, 0.02)
+    lineages = (LINEAGE_KEPT,)
 
     def __init__(self, text: str, seed: int = 1) -> None:
         super().__init__(seed)

@@ -148,10 +148,21 @@ def confirmed_by_any_epoch(
     )
 
 
-def cut_over_by_read_quorum(members: Sequence[str], states: Mapping[str, State], last: int) -> bool:
+def cut_over_by_read_quorum(
+    members: Sequence[str], states: Mapping[str, State], epoch: int, last: int
+) -> bool:
     """Move with as many copies as are asked in an election."""
-    holding = [site for site in members if site in states and states[site].last >= last]
-    return len(holding) >= read_quorum(len(members))
+    copies = [state for state in states.values() if state.label == epoch and state.last >= last]
+    holding = {state.site for state in copies} & {*members}
+    return members[0] in holding and len(holding) >= read_quorum(len(members))
+
+
+def cut_over_by_index(
+    members: Sequence[str], states: Mapping[str, State], epoch: int, last: int
+) -> bool:
+    """Move to copies that are long enough, of whatever epoch."""
+    holding = {state.site for state in states.values() if state.last >= last} & {*members}
+    return members[0] in holding and len(holding) >= promotion.write_quorum(len(members))
 
 
 def stay_open_by_read_quorum(epoch: int, members: Sequence[str], sealed: Mapping[str, int]) -> bool:
@@ -174,6 +185,7 @@ def stay_open_by_read_quorum(epoch: int, members: Sequence[str], sealed: Mapping
         (promotion, "is_forked", forked_by_the_newest),
         (promotion, "confirmed", confirmed_by_any_epoch),
         (promotion, "may_cut_over", cut_over_by_read_quorum),
+        (promotion, "may_cut_over", cut_over_by_index),
         (promotion, "may_stay_open", stay_open_by_read_quorum),
     ],
     ids=lambda value: getattr(value, "__name__", value),

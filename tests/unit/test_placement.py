@@ -85,12 +85,32 @@ def test_replicas_are_chosen_that_can_be_linked() -> None:
     assert choose_members("near", settings, ALL, "hub", RTT, ()) == ("near", "farther", "far")
     lacking = TopicSettings(replicas=3)
     assert members_filled(("near",), lacking, ALL, "hub", RTT, SHY) == ("near", "farther", "hub")
-    assert members_without(("near", "hub"), "hub", ["far", "farther"], SHY) == ("near", "farther")
-    assert members_without(("hub", "near"), "near", ["far"], SHY) == ("hub", "far")
+    both = ("hub", "near", "far")  # these copy from the hub
+    assert choose_members("hub", settings, [*both], "hub", RTT, SHY) == ("hub", "far", "near")
+
+
+@pytest.mark.parametrize(
+    ("members", "site", "free", "after"),
+    [
+        (("near", "hub"), "hub", ["far", "farther"], ("near", "farther")),
+        (("hub", "near"), "hub", ["far", "farther"], ("near", "farther")),
+        (("hub", "near"), "near", ["far"], ("hub", "far")),
+        (("near", "hub"), "near", ["far", "farther"], ("hub", "farther")),  # far cannot copy
+        (("near", "hub"), "near", ["far"], ("hub",)),
+        (("near",), "near", ["far"], None),
+        (("near",), "near", ["far", "hub"], ("hub",)),
+        (("hub", "near", "far"), "hub", ["farther"], ("near", "farther")),
+        (("hub", "near", "farther"), "hub", ["far"], ("farther", "near", "far")),
+    ],
+)
+def test_a_drained_site_is_replaced_by_one_that_can_be_linked(
+    members: tuple[str, ...], site: str, free: list[str], after: tuple[str, ...] | None
+) -> None:
+    assert members_without(members, site, free, SHY) == after
 
 
 def test_replicas_that_cannot_be_linked_are_refused() -> None:
-    with refused(BadSetting, "4 sites that are up and can be linked with each other; there are 3"):
+    with refused(BadSetting, "4 sites that are up and can be linked with near; there are 3"):
         choose_members("near", TopicSettings(replicas=3), ALL, "hub", RTT, SHY)
     with refused(FabricError, "near and far only dial out"):
         named = TopicSettings(replicas=2, spread="hub,far")

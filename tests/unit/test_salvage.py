@@ -9,10 +9,12 @@ import pytest
 
 from skerry.engine.jetstream import ApiError
 from skerry.engine.link import Down
+from skerry.engine.wire import Reply
 from skerry.errors import EventTooLarge, StorageFull, Unavailable
-from skerry.fabric.salvage import STORED_HEADER, There, is_unfit, kept_as, restored
+from skerry.fabric.salvage import STORED_HEADER, Lacked, There, is_unfit, kept_as, restored
 from skerry.fabric.tails import Tails
 from skerry.model.event import Event, reply_of
+from skerry.model.fabric import Step, TopicEntry
 from skerry.model.topic import TopicSettings
 
 SECOND = 1_000_000_000
@@ -79,6 +81,27 @@ def test_without_limits_nothing_has_aged_out() -> None:
     there = There(TopicSettings(), has_let_go=True, now=NOW)
     there.add(event(5))
     assert not there.is_past(event(-1e6))
+
+
+class Duplicate:
+    """The connection to a home that has taken each event before."""
+
+    async def request(self, *_: object, **__: object) -> Reply:
+        return Reply(0, b"", b'{"stream":"t~t","domain":"a","seq":5,"duplicate":true}')
+
+
+async def test_what_the_home_had_before_does_not_hide_what_it_has_since() -> None:
+    """Else all that follow would be refused for ever: it has newer ones of the sub-topic."""
+    settings = TopicSettings(keep_last=2)
+    entry = TopicEntry(
+        name="t", home="a", epoch=1, lineage=(Step(1, 0),), born=1, members=("a",),
+        settings=settings,
+    )  # fmt: skip
+    one, newest = Lacked(entry, "id", event(0)), {"e.t.s": 9}
+    one.tie(newest)
+    await one.send(cast(Any, Duplicate()))
+    assert one.index == 5
+    assert newest == {"e.t.s": 9}
 
 
 def test_refusals_of_an_event_and_of_the_state_of_a_site_are_told_apart() -> None:

@@ -9,6 +9,11 @@ numbers.
 
 A power cut takes what was not flushed yet, and perhaps the newest line here as well. So the file
 also says in which boot of the machine it was written, and whether the site was stopped in order.
+
+Who puts an older copy of the whole folder in its place takes this file back, too. So it counts how
+often it was written, and other sites are told that number, and tell it back (`fabric/links.py`).
+Before one of them was heard it does not count on: an older folder would soon look like the newest.
+The folder has a name, made at random, so that numbers of another one say nothing about it.
 """
 
 from __future__ import annotations
@@ -16,6 +21,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import secrets
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -34,6 +41,8 @@ log = logging.getLogger("skerry.engine")
 PERIOD = 5.0
 """Seconds between two notes; longer where there are so many logs that it would be work."""
 LAST_LOOK = 1.0
+POWER_CUT = 12
+"""Notes that may be lost in a power cut, where they are not flushed."""
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -49,26 +58,47 @@ class _Mark(msgspec.Struct, frozen=True, array_like=True):
 class _File(msgspec.Struct):
     boot: str = ""
     clean: bool = False
+    folder: str = ""
+    number: int = 0
+    """How often it was written because logs had grown."""
     logs: dict[str, _Mark] = {}
 
 
 class Tide:
     """What is remembered in one data folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, is_flushed: bool = False) -> None:
         self._path = folder / "tide.json"
+        self._is_flushed = is_flushed
         self.lost: dict[str, str] = {}
         """The topics whose logs lost events, and what is known of it."""
         self.ends: dict[str, int] = {}
         """Where those of them ended that end earlier now."""
+        self.doubted: dict[str, int] = {}
+        """The topics whose logs are older than they were, until they have all again: the folder was
+        set back. With each, the number that tells."""
+        self._here: set[str] | None = None
+        """The topics that had logs here when the site began."""
+        self._heard: int | None = None
+        """The highest number of this folder's that another site has been told; None: none was heard
+        since the start."""
         self.is_waiting: Callable[[], bool] = lambda: False
         """Whether homes still wait for their members: until then what is known stays."""
-        self._boot = ""
+        self._boot, self._known = self._read()
+        if not self._known.folder:
+            self._known = msgspec.structs.replace(self._known, folder=secrets.token_hex(4))
+        has_lost_notes = self.is_over_power_cut and not is_flushed
+        self._newest = self.number + (POWER_CUT if has_lost_notes else 0)
+        """The highest number that this folder may have had when the site began."""
+
+    def _read(self) -> tuple[str, _File]:
+        """Which boot of the machine this is, and what was written down."""
+        boot, file = "", _File()
         with contextlib.suppress(OSError):
-            self._boot = _BOOT.read_text().strip()
-        self._known = _File()
+            boot = _BOOT.read_text().strip()
         with contextlib.suppress(OSError, ValueError):
-            self._known = msgspec.json.decode(self._path.read_bytes(), type=_File)
+            file = msgspec.json.decode(self._path.read_bytes(), type=_File)
+        return boot, file
 
     @property
     def is_over_power_cut(self) -> bool:
@@ -76,9 +106,53 @@ class Tide:
         known = self._known
         return bool(known.boot) and known.boot != self._boot and not known.clean
 
+    @property
+    def number(self) -> int:
+        """How often what is remembered was written down."""
+        return self._known.number
+
+    @property
+    def folder(self) -> str:
+        """The folder's name, made when it was."""
+        return self._known.folder
+
+    @property
+    def mark(self) -> tuple[str, int]:
+        """What other sites are told."""
+        return self.folder, self.number
+
+    def hear(self, folder: str, number: int) -> bool:
+        """Another site was told this number, of a folder of this site. Whether there is doubt
+        since."""
+        if folder != self.folder:
+            number = 0
+        known = max(self.number, self._newest, self._heard or 0)
+        self._heard = max(number, self._heard or 0)
+        if number <= known:
+            return False
+        log.error(
+            "this data folder is older than what other sites have heard of it: homes here take no "
+            "events before their members have answered"
+        )
+        self._doubt(number, _topics(self._known.logs) | (self._here or set()))
+        return True
+
+    def _doubt(self, number: int, topics: Iterable[str]) -> None:
+        self.doubted |= dict.fromkeys(topics, number)
+
+    def settle(self, name: str, number: int) -> None:
+        """The log of a topic that was in doubt since `number` has all again."""
+        if self.doubted.get(name) == number:  # else another site knows better still
+            del self.doubted[name]
+
     def look(self, streams: Iterable[dict[str, Any]]) -> None:
         """An engine was started: have its logs what they had? What they lack is in `lost`."""
-        for stream, now in _marks(streams).items():
+        marks = _marks(streams)
+        if self._here is None:
+            self._here = _topics(marks)
+            if self._heard is not None and self._heard > self._newest:
+                self._doubt(self._heard, self._here)
+        for stream, now in marks.items():
             then = self._known.logs.get(stream)
             found = segment_of_stream(stream)
             if then is None or found is None or then.created != now.created:
@@ -99,12 +173,13 @@ class Tide:
         """The log of a topic was made anew."""
         self.lost.pop(name, None)
         self.ends.pop(name, None)
+        self.doubted.pop(name, None)
 
     def expect(self, stream: str) -> None:
         """Events of a stream are about to be removed on purpose."""
         logs = {name: mark for name, mark in self._known.logs.items() if name != stream}
         if logs != self._known.logs:
-            self._write(_File(self._known.boot, False, logs))
+            self._write(_File(self._known.boot, False, self.folder, self.number, logs))
 
     def note(self, streams: Iterable[dict[str, Any]]) -> None:
         """Remember how far logs are now."""
@@ -114,9 +189,14 @@ class Tide:
             found = segment_of_stream(stream)
             if found is not None and found[0] in self.lost:
                 marks[stream] = mark
-        boot = known.boot if self.is_waiting() else self._boot
-        if marks != known.logs or known.clean or known.boot != boot:
-            self._write(_File(boot, False, marks))
+        boot, number = known.boot, known.number
+        if not self.is_waiting():
+            boot = self._boot
+            if self._heard is not None and not self.doubted:
+                number = max(number, self._heard) + (marks != known.logs)
+        fresh = _File(boot, False, self.folder, number, marks)
+        if fresh != known:
+            self._write(fresh)
 
     async def watch(self, engine: Engine, jetstream: JetStream) -> None:
         """Write down how far logs are, every now and then. Runs for ever."""
@@ -140,17 +220,25 @@ class Tide:
 
     def close(self) -> None:
         """The engine was stopped in order: all that it had is on disk."""
-        self._write(_File(self._boot, True, self._known.logs))
+        self._write(_File(self._boot, True, self.folder, self.number, self._known.logs))
 
     def _write(self, file: _File) -> None:
         fresh = self._path.with_suffix(".new")
         try:
-            fresh.write_bytes(msgspec.json.encode(file))
+            with fresh.open("wb") as out:
+                out.write(msgspec.json.encode(file))
+                if self._is_flushed:
+                    out.flush()
+                    os.fsync(out.fileno())
             fresh.replace(self._path)
         except OSError as error:
             log.debug("how far logs are could not be written down: %s", error)
             return
         self._known = file
+
+
+def _topics(streams: Iterable[str]) -> set[str]:
+    return {found[0] for found in map(segment_of_stream, streams) if found}
 
 
 def _marks(streams: Iterable[dict[str, Any]]) -> dict[str, _Mark]:

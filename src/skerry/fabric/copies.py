@@ -34,7 +34,7 @@ from skerry.errors import FabricError, SkerryError, Unavailable
 from skerry.fabric.durables import Durables
 from skerry.fabric.following import Following
 from skerry.fabric.links import Links
-from skerry.fabric.logs import Info, Logs
+from skerry.fabric.logs import AT_ONCE, Info, Logs
 from skerry.fabric.mending import Mending
 from skerry.fabric.opening import Openings
 from skerry.fabric.peers import Peers
@@ -324,10 +324,19 @@ class Copies:
             local.copy.state(),
             young=local.kind == "copy" and self._connection.now() < self.young_until,
             full=self.is_full,
+            doubted=local.name in self._doubted,
             count=local.count,
             split=local.is_split,
             segment=local.segment,
         )
+
+    @property
+    def _doubted(self) -> Mapping[str, int]:
+        return self.openings.tide.doubted if self.openings.tide is not None else {}
+
+    def _is_suspect(self, local: Local) -> bool:
+        """Whether a log here is in doubt, and nobody is being asked yet."""
+        return local.name in self._doubted and not self.openings.is_running(local.name)
 
     def _root(self, name: str) -> int:
         local = self.logs.get(name)
@@ -347,6 +356,41 @@ class Copies:
         wanted = dict(topics)
         states = await asyncio.gather(*(seal(*one) for one in wanted.items()))
         return {name: state for name, state in zip(wanted, states, strict=True) if state}
+
+    def doubt(self) -> None:
+        """This site's folder was set back: homes here ask their members, and copies count for
+        nothing until they have all again."""
+        for entry in map(self.entry, [*self._doubted]):
+            if entry is not None:
+                self._tasks.spawn(self.settle_quietly(entry))
+
+    async def check(self) -> None:
+        """See which copies here that are in doubt have all again: as much as a home has that is in
+        none itself, or asked its members."""
+        if not self._doubted or not (self.site == self.hub or await self._store.fresh(1.0)):
+            return
+        limit = asyncio.Semaphore(AT_ONCE)
+
+        async def look(name: str, number: int) -> None:
+            async with limit:
+                with contextlib.suppress(SkerryError, Down, TimeoutError):
+                    if await self._has_all(name):
+                        assert self.openings.tide is not None
+                        self.openings.tide.settle(name, number)
+
+        await asyncio.gather(*(look(*one) for one in self._doubted.items()))
+
+    async def _has_all(self, name: str) -> bool:
+        entry = self.entry(name)
+        if entry is None or entry.members == (self.site,):
+            return True  # nobody counts on it, or nobody could tell
+        if entry.home not in self._links.up:
+            return False
+        there = await self._peers.state(entry.home, name)
+        if there is None or there.doubted or there.label != entry.epoch:
+            return False
+        here = await self.reached(name, entry.epoch, there.last, 1.0)
+        return here is not None and here.label == entry.epoch and here.last >= there.last
 
     async def reached(self, name: str, epoch: int, last: int, timeout: float) -> State | None:
         """How far the log here is, once it holds index `last` of `epoch` or the time is over. It
@@ -515,7 +559,8 @@ class Copies:
         if local.kind == "" and (entry.base > 0 or (is_known and len(entry.members) > 1)):
             self._give_away(entry, "has lost its log")
         if local.kind == "home" and local.epoch == entry.epoch and local.copy.sealed <= entry.epoch:
-            if local.checked != self.starts and len(entry.members) > 1:
+            is_old = local.checked != self.starts or self._is_suspect(local)
+            if is_old and len(entry.members) > 1:
                 await self.logs.freeze(local, opening=True)
                 self.openings.begin(local)
                 return
@@ -524,6 +569,10 @@ class Copies:
                 return
         if local.kind == "frozen" and local.epoch == entry.epoch:
             return  # shut for a move or a partition; it opens again in another epoch
+        is_new = local.kind != "" and local.copy.label != entry.epoch
+        if is_new and len(entry.members) > 1 and self._is_suspect(local):
+            await self.logs.freeze(local)
+            self._give_away(entry, "has an older log than it had")
         if local.lease is not None:
             local.lease.cancel()
             local.lease = None
@@ -573,7 +622,7 @@ class Copies:
         no member had: its publishers send that again, and do not take what gets its index for it.
         """
         is_shut = not local.is_reopened or local.copy.sealed > local.epoch
-        if is_shut or not self.openings.is_trusted:
+        if is_shut or not self.openings.is_trusted(local.name):
             await self._thaw(local.name, local.epoch)
             return
         async with local.lock:
@@ -684,8 +733,6 @@ class Copies:
     async def make_anew(self, local: Local, entry: TopicEntry) -> bool:
         """Delete a log that is not part of the history, and copy that if it is needed here;
         whether it is. For `Replacement`, which holds the lock."""
-        if self.openings.tide is not None:
-            self.openings.tide.forget(local.name)
         is_needed = self._is_needed(local, entry)
         await self._delete(local)
         if is_needed:
@@ -704,6 +751,8 @@ class Copies:
         if local.mending is not None:
             local.mending.cancel()
         await self.logs.delete(local)
+        if self.openings.tide is not None:
+            self.openings.tide.forget(local.name)
         await self.following.leave(local)
 
     async def _forget(self, local: Local, last: int | None = None) -> None:

@@ -152,8 +152,8 @@ class Fabric(Listener):
         """Have homes know what the disk lost, or may have lost because it is not flushed."""
         self._tide = tide
         openings = self.copies.openings
-        openings.tide = self.copies.tails.tide = tide
-        openings.is_trusted = is_flushed or not tide.is_over_power_cut
+        openings.tide = self.copies.tails.tide = self.links.tide = tide
+        openings.is_flushed = is_flushed or not tide.is_over_power_cut
         tide.is_waiting = openings.are_running
 
     def hand_over(self) -> None:
@@ -404,6 +404,15 @@ class Fabric(Listener):
                     self._tasks.spawn(self._report(other, False, "closed"))
             else:
                 self.standing.watch()
+
+    def on_tide(self, folder: str, number: int) -> None:
+        """A peer knows how new a folder here was."""
+        if self._tide is not None and self._tide.hear(folder, number):
+            self.copies.doubt()
+
+    def on_end(self, peer: str) -> None:
+        """A link ended that was not up yet: what came over it comes no more."""
+        self.copies.following.relay.lost(peer)
 
     async def _report(self, peer: str, is_up: bool, how: str) -> None:
         """Tell the leader what we see, and then whether anybody listens there."""

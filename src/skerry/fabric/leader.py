@@ -291,7 +291,8 @@ class Leader:
             entry = self._entry(request.name)
             record = self._check_site(to)
             members = members_after(entry.members, to, request.members)
-            check_apart(dict.fromkeys([entry.home, *members]), self._shy())
+            check_apart(to, members, self._shy())
+            check_apart(entry.home, set(members) - {*entry.members}, self._shy())
             for site in members:
                 self._check_site(site)
                 if site not in entry.members and not self.is_there(site):

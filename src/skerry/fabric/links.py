@@ -33,6 +33,7 @@ from skerry.engine.folder import Folder
 from skerry.engine.link import Down
 from skerry.engine.nkeys import is_public_key, new_pair, public_key
 from skerry.engine.system import LinkState, System
+from skerry.engine.tide import Tide
 from skerry.engine.wire import Connection
 from skerry.errors import Conflict, SkerryError, Unavailable
 from skerry.fabric.join import Membership
@@ -56,6 +57,10 @@ class Beat(msgspec.Struct, array_like=True):
     clock: float
     echo: float = 0.0
     held: float = 0.0
+    tide: tuple[str, int] = ("", 0)
+    """The sender's folder, and how often it wrote down what it has (`skerry.engine.tide`)."""
+    known: tuple[str, int] = ("", 0)
+    """The same of the receiver, the highest that the sender has heard."""
 
 
 class Watcher(Protocol):
@@ -63,6 +68,12 @@ class Watcher(Protocol):
 
     def on_link(self, peer: str, is_up: bool, how: str) -> None:
         """The link to `peer` is up, or is not; `how` says what was seen."""
+
+    def on_tide(self, folder: str, number: int) -> None:
+        """The highest number of this site's tide that a peer has heard."""
+
+    def on_end(self, peer: str) -> None:
+        """A link ended before `peer` was heard over it; an answer may have come all the same."""
 
 
 def first_wiring(site: str, membership: Membership) -> Wiring:
@@ -109,6 +120,10 @@ class Links:
         """What the engine called the link to a peer when we looked last."""
         self._heard: dict[str, tuple[float, float]] = {}
         """When each peer was heard last, and its clock then."""
+        self.tide: Tide | None = None
+        """What is remembered of the logs here."""
+        self._tides: dict[str, tuple[str, int]] = {}
+        """The folder of each peer, and its highest number."""
         self._beaten = time.monotonic()
         """When the last heartbeats were sent."""
         self._resumed = 0.0
@@ -360,8 +375,9 @@ class Links:
             except (Conflict, Unavailable):
                 continue
         await self.settle()
-        for key, record in self._store.all("link.", LinkRecord).items():
-            if record.acceptor == self.site and record.key and not record.ready:
+        for key in self._store.all("link.", LinkRecord):
+            record = self._store.get("link." + key, LinkRecord)
+            if record and record.acceptor == self.site and record.key and not record.ready:
                 with contextlib.suppress(Conflict, Unavailable):
                     await self._store.put(
                         "link." + key, msgspec.structs.replace(record, ready=True)
@@ -529,7 +545,15 @@ class Links:
         with contextlib.suppress(Down):
             self._connection.publish(
                 f"_sk.{peer}.beat.{self.site}",
-                msgspec.json.encode(Beat(now, clock, now - heard)),
+                msgspec.json.encode(
+                    Beat(
+                        now,
+                        clock,
+                        now - heard,
+                        self.tide.mark if self.tide is not None else ("", 0),
+                        self._tides.get(peer, ("", 0)),
+                    )
+                ),
             )
 
     def _on_beat(self, subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
@@ -539,6 +563,10 @@ class Links:
         self._heard[peer] = (now, beat.clock)
         if peer == self.site:
             return
+        folder, number = self._tides.get(peer, beat.tide)
+        if folder != beat.tide[0] or number <= beat.tide[1]:
+            self._tides[peer] = beat.tide
+        self._watcher.on_tide(*beat.known)
         self._late(now)
         if beat.echo > self._resumed:
             self._measured(peer, max(now - beat.echo - beat.held, 0.0))
@@ -559,6 +587,8 @@ class Links:
         if peer in self.up:
             self.up.discard(peer)
             self._watcher.on_link(peer, False, how)
+        else:
+            self._watcher.on_end(peer)
 
 
 def _outbound(membership: Membership, peer: SiteRecord) -> Outbound | None:

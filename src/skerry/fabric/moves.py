@@ -124,8 +124,8 @@ class Moves:
                     await self._ask(site, "peer.prepare", wanted, timeout=SETTLE_TIME)
                 elif state.full and site == members[0]:
                     raise MoveFailed(f"the disk of {site} is full")
-                elif state.split and site == members[0]:
-                    continue  # it leads once its log is in one piece
+                elif (state.split or state.doubted) and site == members[0]:
+                    continue  # it leads once its log is in one piece, and has all that it had
                 elif state.label == entry.epoch and state.last >= home.last:
                     behind.discard(site)
             if asyncio.get_running_loop().time() > deadline:
@@ -167,10 +167,9 @@ class Moves:
         try:
             for done in asyncio.as_completed(list(asked)):
                 state = await done
-                if state is not None and state.label == entry.epoch:
+                if state is not None:
                     states[state.site] = state
-                ready = members[0] in states and states[members[0]].last >= last
-                if ready and may_cut_over(members, states, last):
+                if may_cut_over(members, states, entry.epoch, last):
                     return states[members[0]]
         finally:
             for task in asked:

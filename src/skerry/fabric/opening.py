@@ -54,7 +54,7 @@ class Openings:
     ) -> None:
         self.tide: Tide | None = None
         """What is known of the logs on disk."""
-        self.is_trusted = True
+        self.is_flushed = True
         """Whether the disk has all that the engine wrote to it."""
         self._logs = logs
         self._links = links
@@ -64,6 +64,13 @@ class Openings:
         self._reopen = reopen
         self._tasks = Tasks("asking members before a home opens")
         self._running: dict[str, asyncio.Task[None]] = {}
+
+    def is_trusted(self, name: str) -> bool:
+        """Whether the log here has all that it ever had, as far as is known."""
+        return self.is_flushed and self._doubt(name) is None
+
+    def _doubt(self, name: str) -> int | None:
+        return self.tide.doubted.get(name) if self.tide is not None else None
 
     async def close(self) -> None:
         """Stop; homes that are shut stay so."""
@@ -98,8 +105,11 @@ class Openings:
             if self._links.is_locked:  # nobody can be linked yet
                 deadline = loop.time() + self._patience + REDIAL
             others = set(entry.members) - {self._logs.site}
+            doubt = self._doubt(local.name)
             answers |= await self._ask(entry, others - answers.keys())
             is_over = loop.time() > deadline
+            if self._doubt(local.name) != doubt:
+                continue  # it is older than we thought
             verdict = self._judge(local, entry, answers)
             try:
                 if verdict is False:
@@ -107,6 +117,8 @@ class Openings:
                     await self.renew(entry)
                 elif verdict and (is_over or others <= answers.keys()):
                     await self._reopen(local, entry)
+                    if self.tide is not None and doubt is not None:
+                        self.tide.settle(local.name, doubt)
                     return
                 elif is_over and not told:
                     told = True
@@ -132,7 +144,9 @@ class Openings:
         mine = State(self._logs.site, entry.epoch, local.copy.last)
         ends, lost = (self.tide.ends, self.tide.lost) if self.tide is not None else ({}, {})
         is_whole = local.copy.last >= ends.get(local.name, 0)  # a copy may have fetched it again
-        verdict = may_open(mine, entry.members, answers.values(), is_whole and self.is_trusted)
+        verdict = may_open(
+            mine, entry.members, answers.values(), is_whole and self.is_trusted(local.name)
+        )
         # What was lost is brought back from whoever has it: a member becomes the home.
         if local.name in lost and len(entry.members) > 1 and is_whole:
             return verdict if not any(a.count > local.count for a in answers.values()) else False

@@ -3,8 +3,9 @@
 Distances are round-trip times as sites measured them: `rtt[a][b]` seconds from `a` to `b` and back.
 Not every pair is linked; what is not measured is taken through the hub, which is linked to all.
 
-Members copy from whichever of them is the home, so each two must be able to have a link. Of the
-sites that only dial out, `shy` below, a topic has one at the most.
+Members copy from the home, so each must be able to have a link with it. Two sites that only dial
+out, `shy` below, cannot be linked. With a home that takes links a topic may have several; should
+one of them have to become the home, the others wait.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ def named_sites(settings: TopicSettings) -> list[str] | None:
     return [site.strip() for site in settings.spread.split(",") if site.strip()]
 
 
-def check_apart(members: Iterable[str], shy: Collection[str]) -> None:
-    """Refuse members of which two cannot be linked."""
-    if len(apart := [site for site in members if site in shy]) > 1:
+def check_apart(home: str, others: Iterable[str], shy: Collection[str]) -> None:
+    """Refuse members of which one cannot be linked with the home."""
+    apart = [site for site in others if site in shy and site != home]
+    if home in shy and apart:
         raise FabricError(
-            f"{' and '.join(apart[:2])} only dial out and cannot be linked: neither could copy the "
+            f"{home} and {apart[0]} only dial out and cannot be linked: neither could copy the "
             "other's log",
             "Choose a site that takes links (`skerry up --link`), or move the topic there first.",
         )
 
 
-def _sociable(sites: Iterable[str], members: Collection[str], shy: Collection[str]) -> list[str]:
-    """Those of `sites` that are no members, and can have a link with each of these."""
-    is_one_shy = any(site in shy for site in members)
-    return [site for site in sites if site not in members and not (is_one_shy and site in shy)]
+def _sociable(sites: Iterable[str], home: str, shy: Collection[str]) -> list[str]:
+    """Those of `sites` that can have a link with `home`."""
+    return [site for site in sites if site == home or not (home in shy and site in shy)]
 
 
 def choose_members(
@@ -67,12 +68,12 @@ def choose_members(
                 f"{count} replicas were asked for, and {len(others)} sites named for them",
                 "Name more sites with --spread, or ask for fewer replicas.",
             )
-        check_apart(members := (home, *others[:count]), shy)
-        return members
+        check_apart(home, others[:count], shy)
+        return (home, *others[:count])
     left = sorted(set(free) - {home})
     members = _with_more((home,), count, settings, left, hub, rtt, shy)
     if len(members) <= count:
-        why = " and can be linked with each other" if len(left) >= count else ""
+        why = f" and can be linked with {home}" if len(left) >= count else ""
         raise BadSetting(
             f"{count} replicas need {count + 1} sites that are up{why}; there are {len(members)}",
             "Let more sites join, or ask for fewer replicas.",
@@ -109,9 +110,12 @@ def _with_more(
     other."""
     pick = min if settings.spread == "colocated" else max
     chosen = list(members)
-    while len(chosen) < len(members) + count and (left := _sociable(free, chosen, shy)):
+    left = [site for site in _sociable(free, members[0], shy) if site not in members]
+    for _ in range(min(count, len(left))):
         far = {site: min(distance(site, one, hub, rtt) for one in chosen) for site in left}
-        chosen.append(pick(left, key=lambda site: far[site]))
+        best = pick(left, key=lambda site: far[site])
+        chosen.append(best)
+        left.remove(best)
     return tuple(chosen)
 
 
@@ -135,7 +139,8 @@ def members_without(
 ) -> tuple[str, ...] | None:
     """The members once `site` holds nothing of the topic any more, the home first: the first of
     `free` that can takes its place, if there is one. None: nobody is left."""
-    others = [member for member in members if member != site]
-    left = [name for name in _sociable(free, others, shy) if name != site]
-    others += left[: len(members) - len(others)]
-    return tuple(others) or None
+    others = sorted((one for one in members if one != site), key=lambda one: one in shy)
+    if site != members[0]:
+        others.sort(key=lambda one: one != members[0])  # the home stays where it is
+    pool = others + _sociable((one for one in free if one not in members), members[0], shy)
+    return tuple(_sociable(pool, pool[0], shy)[: len(members)]) if pool else None

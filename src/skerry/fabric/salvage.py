@@ -222,7 +222,8 @@ class Lacked:
         if isinstance(outcome, int):
             self.index = outcome
             if self._newest is not None:
-                self._newest[self.place] = outcome
+                # It may have been there before, and newer ones of its sub-topic since.
+                self._newest[self.place] = max(outcome, self._newest.get(self.place, 0))
         elif isinstance(outcome, Conflict) and not self.is_tied:
             self.index = 0
         elif is_unfit(outcome):

@@ -43,6 +43,7 @@ class Upkeep:
         self._links = links
         self._peers = peers
         self._idle = idle
+        self._checking: asyncio.Task[None] | None = None
         self._tasks = Tasks("upkeep")
 
     def start(self) -> None:
@@ -65,6 +66,8 @@ class Upkeep:
                     entry = self._copies.entry(local.name)
                     if entry is not None:
                         await self._tend_one(local, entry, now)
+                if self._checking is None or self._checking.done():
+                    self._checking = self._tasks.spawn(self._copies.check())
                 await durables.note_new()
                 if now - last > CHECKPOINT:
                     last = now

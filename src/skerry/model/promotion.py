@@ -70,7 +70,9 @@ class State(msgspec.Struct, frozen=True):
     segment: int = 0
     """The number of the stream that this site would lead with; see `skerry.log.segments`."""
     full: bool = False
-    """Whether its disk is, so that it could not lead."""
+    """Whether its disk is, or hangs, so that it could not lead."""
+    doubted: bool = False
+    """Whether the site knows that its data folder is an older one: it held more than it says."""
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -107,12 +109,16 @@ def elect(
     not forgotten ids, then the earlier in `preferred`, then in `members`; a site in `barred`, or
     without room, counts as a witness and is not chosen. So does a forked copy, and only up to its
     fork: were it to lead, its events beyond would become history, and the copies of the epochs
-    between, which hold others there, would not notice.
+    between, which hold others there, would not notice. One that is in doubt cannot lead, and counts
+    only beside the home of the epoch, which has whatever it may lack.
     """
     answered = {state.site: state for state in states if state.site in members}
+    home_told = answered.get(members[0])
+    if home_told is None or home_told.doubted:
+        answered = {site: state for site, state in answered.items() if not state.doubted}
     if len(answered) < read_quorum(len(members)):
         return None
-    out = {*barred, *(state.site for state in answered.values() if state.full)}
+    out = {*barred, *(one.site for one in answered.values() if one.full or one.doubted)}
     rank = {}
     for state in answered.values():
         last = state.last
@@ -157,15 +163,20 @@ def may_open(
         return True  # nobody could tell
     if any((other.label, other.last) > (home.label, home.last) for other in others.values()):
         return False
-    return True if is_trusted or len(others) >= read_quorum(len(members)) else None
+    sure = sum(not other.doubted for other in others.values())
+    return True if is_trusted or sure >= read_quorum(len(members)) else None
 
 
-def may_cut_over(members: Sequence[str], states: Mapping[str, State], last: int) -> bool:
-    """Whether a frozen home's log, which ends at `last`, is safe with the next `members`: so many
-    of them hold it that any election among them would find it. `states` are those of copies whose
-    label is the frozen epoch."""
-    holding = [site for site in members if site in states and states[site].last >= last]
-    return len(holding) >= write_quorum(len(members))
+def may_cut_over(
+    members: Sequence[str], states: Mapping[str, State], epoch: int, last: int
+) -> bool:
+    """Whether the log of a home frozen in `epoch`, which ends at `last`, is safe with the next
+    `members`: the first of them, who is to lead, holds it, and so many of them do that any election
+    among them would find it. The same index in a copy of another epoch may be another event."""
+    holding = {
+        site for site, state in states.items() if state.label == epoch and state.last >= last
+    }
+    return members[0] in holding and len(holding & {*members}) >= write_quorum(len(members))
 
 
 def may_discard(mine: State, members: Sequence[str], states: Iterable[State]) -> bool:

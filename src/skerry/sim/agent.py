@@ -19,6 +19,7 @@ import skerry.fabric.join
 import skerry.fabric.links
 import skerry.fabric.outbox
 import skerry.fabric.progress
+import skerry.model.promotion
 from skerry.config import ClientSettings, SiteSettings
 from skerry.engine.address import Address
 from skerry.engine.conf import Ports, Wiring
@@ -37,21 +38,25 @@ Folder = tuple[dict[str, dict[str, Any]], dict[str, bytes], _File]
 """Streams, files, and what the site knows of them."""
 FULL = 1.0
 """Seconds between two looks at the disk."""
+HANGS = 2.0
+"""Seconds that a write may take before the disk counts as one that hangs."""
 RESTART = 0.05
 """Seconds after which an engine that died is started anew (`skerry.engine.process`)."""
 PATIENCE = ClientSettings(ping_interval=10 / 3)
 
 
 @contextlib.contextmanager
-def stand_ins(quick: float, slow: float) -> Iterator[None]:
+def stand_ins(quick: float, slow: float, lineage: int) -> Iterator[None]:
     """Have what ships use these for what it does with files; and look less often where it looks all
-    the time, for each look costs as much as a message: every `quick` to `slow` seconds."""
+    the time, for each look costs as much as a message: every `quick` to `slow` seconds. Topics
+    remember so many epochs."""
     changed: list[tuple[Any, str, Any]] = [
         (skerry.fabric.links, "write_conf", write_conf),
         (skerry.fabric.join, "write_secret", write_secret),
         (skerry.fabric.progress, "QUICK", quick),
         (skerry.fabric.progress, "SLOW", slow),
         (skerry.fabric.outbox, "LOOK", 0.5),
+        (skerry.model.promotion, "LINEAGE_KEPT", lineage),
     ]
     before = [(module, name, getattr(module, name)) for module, name, _ in changed]
     for module, name, value in changed:
@@ -93,10 +98,11 @@ class DiskTide(Tide):
     """The tide, in memory."""
 
     def __init__(self, disk: Disk) -> None:
-        super().__init__(Path("/sim-has-no-files"))
         self._disk = disk
-        self._boot = str(disk.boot)
-        self._known = disk.tide
+        super().__init__(Path("/sim-has-no-files"))
+
+    def _read(self) -> tuple[str, _File]:
+        return str(self._disk.boot), self._disk.tide
 
     def _write(self, file: _File) -> None:
         self._known = self._disk.tide = file
@@ -193,18 +199,32 @@ class Agent:
     def fill(self) -> None:
         """The disk is full; the agent notices (`skerry.site.disk`)."""
         self.engine.is_full = True
-        self.net.loop.call_later(FULL, self._while_full, context=self.net.loop.world)
+        self._notice(FULL)
 
     def make_room(self) -> None:
         """There is room again, and the engine is started anew."""
         self.engine.is_full = False
         self.kill_engine()
 
-    def _while_full(self) -> None:
-        if self.engine.is_full:
+    def lag(self, seconds: float) -> None:
+        """The disk is slow; if too slow, the agent notices."""
+        self.engine.lag = seconds
+        self._notice(HANGS)
+
+    def keep_up(self) -> None:
+        """The disk is as fast as ever."""
+        self.engine.lag = 0.0
+        if self.fabric is not None and not self.engine.is_full:
+            self.fabric.copies.is_full = False
+
+    def _notice(self, wait: float) -> None:
+        self.net.loop.call_later(wait, self._while_stuck, context=self.net.loop.world)
+
+    def _while_stuck(self) -> None:
+        if self.engine.is_full or self.engine.lag > HANGS:
             if self.fabric is not None and self.process is not None:
                 self.process.context().run(self.fabric.hand_over)
-            self.net.loop.call_later(FULL, self._while_full, context=self.net.loop.world)
+            self._notice(FULL)
 
     def kill_engine(self) -> None:
         """End the engine alone; the agent starts it anew."""
@@ -223,6 +243,12 @@ class Agent:
     def is_open(self) -> bool:
         """Whether the site runs and has settled."""
         return self.fabric is not None and self.fabric.is_open
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether it knows that its folder is an older one."""
+        tide = self.fabric.copies.openings.tide if self.fabric is not None else None
+        return tide is not None and bool(tide.doubted)
 
     def _membership(self) -> Membership:
         return msgspec.json.decode(self.disk.files["fabric.json"], type=Membership)

@@ -195,6 +195,8 @@ class Client(asyncio.Transport):
         if subject.startswith("$SYS."):
             engine.operate(subject, reply, data, self)
             return
+        if ".q." in subject and self.user == "admin":
+            engine.net.on_report(data)
         if not engine.publish(subject, reply, head, data) and reply:
             engine.publish(reply, "", b"NATS/1.0 503\r\n\r\n", b"")
 
@@ -487,6 +489,8 @@ class Engine:
         """Send to all that listen; to how many. `shown` is the subject that they are told."""
         if not self.is_up:
             return 0
+        if ".peer." in subject and subject.startswith(f"_sk.{self.site}."):
+            self.net.on_call(self.site, subject.rpartition(".peer.")[2])
         if self.wiring.locked and subject.startswith(f"s.{self.site}."):
             subject = f"_locked.{subject}"
         count = 0
@@ -568,6 +572,10 @@ class Network:
         """Hosts without power."""
         self.loss = 0.0
         """The share of messages that are sent once more, after a while."""
+        self.on_call: Callable[[str, str], None] = lambda *_: None
+        """Told of each call that an agent gets of another: the site, and what it is asked."""
+        self.on_report: Callable[[bytes], None] = lambda *_: None
+        """Told of each report that an agent sends to a publisher."""
         self._pipes: dict[tuple[str, str], list[Pipe]] = {}
         self._count = 0
 

@@ -1,7 +1,10 @@
 """What goes wrong in a trial, and what people do meanwhile.
 
-A plan is drawn from the trial's seed: which faults, and when. What a fault does is drawn from its
-own number, so that a plan can be tried again with some of its faults left out (`only`).
+A plan is drawn from the trial's seed: which faults, and when. Half of them wait for a moment of the
+protocol (`MOMENTS`), such as a seal that is asked for, and come a little later, mostly there: what
+goes wrong takes two things at once, and seldom two that come at random. For the same reason a trial
+has some kinds of faults only, and publishers have more to say before each. What a fault does is
+drawn from its own number, so that a plan can be tried again with some left out (`only`).
 """
 
 from __future__ import annotations
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
 WHILES = (0.05, 0.5, 2.0, 6.0)
 LONG = (6.0, 40.0, 100.0)
 """Seconds that a fault lasts, about; in long trials, longer than any timer of what ships."""
+MOMENTS = ("entry", "event", "seal", "settle", "freeze", "reached", "prepare", "holding", "state")
+"""A site stores an entry of the topic, or an event; or its agent is asked for this."""
+LATER = (0.0, 0.001, 0.01, 0.1)
 
 
 class Faults:
@@ -35,6 +41,10 @@ class Faults:
         self._undo: list[Callable[[], None]] = []
         self._has_lost = False
         self._whiles: tuple[float, ...] = WHILES
+        self._waiting: dict[str, list[Callable[[str], None]]] = {}
+        """By moment, the faults that come then."""
+        self._near = ""
+        """Where the moment was that a fault has waited for."""
 
     def plan(self, active: float, only: Collection[int] | None = None) -> int:
         """Spread some faults over the next seconds; with `only`, do just these. How many."""
@@ -47,8 +57,10 @@ class Faults:
         ]  # fmt: skip
         if active > max(WHILES):
             self._whiles = LONG
-        random = self._trial.random
+        trial, random = self._trial, self._trial.random
         count = random.choice((2, 4, 6, 9, 14))
+        kinds = random.sample(kinds, random.choice((2, 3, 5, 8, len(kinds))))
+        moments = random.sample(MOMENTS, random.choice((1, 2, 4)))
         calls, weights = [one for one, _ in kinds], [weight for _, weight in kinds]
         when = 0.0
         for number, call in enumerate(random.choices(calls, weights, k=count)):
@@ -56,19 +68,37 @@ class Faults:
                 when = random.random() * active
             else:  # soon after another
                 when += random.choice((0.01, 0.1, 0.5)) * random.random()
+            moment, later = random.choice((None, random.choice(moments))), random.choice(LATER)
             if only is None or number in only:
-                self._after(when, self._do, number, call)
+                self._after(when, self._begin, number, call, moment, later)
+        trial.on_moment = self._on_moment
         return count
+
+    def _begin(
+        self, number: int, call: Callable[[], None], moment: str | None, later: float
+    ) -> None:
+        self._trial.hurry()
+        if moment is None:
+            self._after(later, self._do, number, call, "")
+        else:
+            self._waiting.setdefault(moment, []).append(
+                lambda site: self._after(later, self._do, number, call, site)
+            )
+
+    def _on_moment(self, moment: str, site: str) -> None:
+        for fault in self._waiting.pop(moment, ()):
+            fault(site)
 
     def heal(self) -> None:
         """Undo all."""
         while self._undo:
             self._undo.pop()()
 
-    def _do(self, number: int, call: Callable[[], None]) -> None:
+    def _do(self, number: int, call: Callable[[], None], near: str) -> None:
         self._random = Random(f"{self._trial.seed}/{number}")
+        self._near = near
         call()
-        self._trial.busy_until = self._trial.loop.time() + 0.3
+        self._trial.hurry()
 
     def _after(self, delay: float, call: Callable[..., None], *args: Any) -> None:
         def ring() -> None:
@@ -82,7 +112,7 @@ class Faults:
             if undo in self._undo:
                 self._undo.remove(undo)
                 undo()
-                self._trial.busy_until = self._trial.loop.time() + 0.3
+                self._trial.hurry()
 
         self._undo.append(undo)
         self._after(self._random.choice(self._whiles) * (0.5 + self._random.random()), once)
@@ -91,6 +121,8 @@ class Faults:
         self._trial.note(f"FAULT {text}")
 
     def _site(self) -> str:
+        if self._near and self._random.random() < 0.6:
+            return self._near
         return self._random.choice(list(self._trial.agents))
 
     def _home(self) -> str:
@@ -228,11 +260,12 @@ class Faults:
         self._for_a_while(make_room)
 
     def lag(self) -> None:
-        """An engine stores late."""
-        engine = self._net.engines[self._site()]
-        engine.lag = self._random.choice((0.01, 0.1, 0.4, 3.0))
-        self._note(f"{engine.site} stores {engine.lag} s late")
-        self._for_a_while(lambda: setattr(engine, "lag", 0.0))
+        """An engine stores late; its disk is slow, or hangs."""
+        agent = self._trial.agents[self._site()]
+        seconds = self._random.choice((0.01, 0.1, 0.4, 3.0))
+        self._note(f"{agent.site} stores {seconds} s late")
+        agent.lag(seconds)
+        self._for_a_while(agent.keep_up)
 
     def be_slow(self) -> None:
         """An engine answers its clients late."""

@@ -468,6 +468,7 @@ class Mirror:
         self._name = ""
         """Of the consumer that it listens to; empty: it listens to nobody."""
         self._subject = ""
+        self._inbox: deque[Any] = deque()
         self._reply = ""
         """Where it waits for an answer."""
         self._sent = 0
@@ -501,6 +502,7 @@ class Mirror:
         if self._subject:
             self._engine.unsubscribe(self._subject, self._on_message)
         self._subject = self._name = ""
+        self._inbox.clear()
 
     def _later(self) -> None:
         now = self._engine.now()
@@ -581,7 +583,19 @@ class Mirror:
             else:
                 self._engine.after(STALLED, self._check, subject)
 
-    def _on_message(self, subject: str, reply: str, head: bytes, data: bytes) -> None:
+    def _on_message(self, *message: Any) -> None:
+        """A busy engine looks at it later, in order: also at what tells it to ask again."""
+        if self._engine.lag or self._inbox:
+            self._inbox.append(message)
+            self._engine.after(self._engine.lag, self._next)
+        else:
+            self._take(*message)
+
+    def _next(self) -> None:
+        if self._inbox:
+            self._take(*self._inbox.popleft())
+
+    def _take(self, subject: str, reply: str, head: bytes, data: bytes) -> None:
         self._heard = self._engine.now()
         if head.startswith(b"NATS/1.0 100"):
             last = int(parse_headers(head).get("Nats-Last-Consumer", 0))

@@ -21,12 +21,14 @@ from skerry.client.client import Client
 from skerry.config import ClientSettings
 from skerry.errors import AgedOut, SkerryError, Unavailable, UnknownTopic
 from skerry.log.append import Publisher
+from skerry.model.promotion import LINEAGE_KEPT
 from skerry.model.topic import Ack, OnPartition
 from skerry.sim.agent import Agent, stand_ins
 from skerry.sim.engine import Engine, Network
 from skerry.sim.faults import Faults
+from skerry.sim.jetstream import Message, Stream
 from skerry.sim.loop import Loop, Process, running, virtual
-from skerry.sim.verdict import TOPIC, Verdict
+from skerry.sim.verdict import KEY, STREAM, TOPIC, Verdict
 
 ACTIVE = (*(1.0, 2.0, 4.0, 8.0) * 10, 100.0)
 """Seconds in which faults begin: in some trials they come one upon the other."""
@@ -41,7 +43,7 @@ LEVELS: tuple[Ack, ...] = ("quorum", "quorum", "home")
 CUT_OFF: tuple[OnPartition, ...] = ("stop", "stop", "continue")
 BUSY = (0.0, 0.01, 0.04)
 CALM = (0.2, 0.5)
-"""Seconds between two events of a publisher: for a while after each fault, and else."""
+"""Seconds between two events of a publisher: around each fault, and else."""
 THINS = 3
 """Sub-topics that a publisher writes to by turns, if only the last events of each are kept."""
 
@@ -111,8 +113,12 @@ class Writer:
                 if self.burst:
                     self.burst -= 1
                     continue
-                is_busy = trial.loop.time() < trial.busy_until
-                await asyncio.sleep(trial.random.choice(BUSY if is_busy else CALM))
+                if trial.busy.is_set():
+                    await asyncio.sleep(trial.random.choice(BUSY))
+                else:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(trial.random.choice(CALM)):
+                            await trial.busy.wait()
             with contextlib.suppress(SkerryError):
                 await publisher.flush()
         self.is_done = True
@@ -198,6 +204,8 @@ class Reader:
 class Trial(logging.Handler):
     """Runs one; what ships logs into its trace."""
 
+    lineages: tuple[int, ...] = (LINEAGE_KEPT, LINEAGE_KEPT, 2)
+    """How many epochs topics remember: sometimes so few that logs have to be copied anew."""
     looks = (0.01, 0.1)
     """Seconds between two looks of a replica at its copy; what ships looks ten times as often."""
 
@@ -216,17 +224,30 @@ class Trial(logging.Handler):
         self.publishers: list[Writer] = []
         self.readers: list[Reader] = []
         self.is_healed = False
-        self.busy_until = 0.0
+        self.busy = asyncio.Event()
+        self._busy_until = 0.0
         self.misled = 0
         """How often the leader believes what is not so."""
         self.longest = 0.0
         """Seconds that a publisher has waited while enough was there."""
         self.verdict = Verdict(self)
+        self.on_moment: Callable[[str, str], None] = lambda *_: None
+        """Told what a site does just now: something at which a fault may come at the worst time."""
         self._settled = 0.0
 
     def note(self, text: str, who: str = "") -> None:
         """Write down what happens."""
         self.trace.append(f"{self.loop.time():8.3f} {who:3} {text}")
+
+    def hurry(self, seconds: float = 0.3) -> None:
+        """Have publishers say more than else, for a while."""
+        self._busy_until = max(self._busy_until, self.loop.time() + seconds)
+        self.busy.set()
+        self.loop.call_later(seconds, self._calm_down, context=self.loop.world)
+
+    def _calm_down(self) -> None:
+        if self.loop.time() >= self._busy_until:
+            self.busy.clear()
 
     def emit(self, record: logging.LogRecord) -> None:
         process = running()
@@ -241,7 +262,8 @@ class Trial(logging.Handler):
         logger.setLevel(self.level)
         logger.propagate = False
         try:
-            with virtual(loop, self.seed), stand_ins(*self.looks):
+            lineage = Random(self.seed).choice(self.lineages)
+            with virtual(loop, self.seed), stand_ins(*self.looks, lineage):
                 self.net = loop.net = Network(loop, Random(self.seed + 1))
                 loop.run(self._run())
         finally:
@@ -271,7 +293,7 @@ class Trial(logging.Handler):
         sites = "abcde"[: random.choice((3, 3, 4, 5))]
         self.net.usual = random.choice(WAYS)
         self.net.loss = random.choice((0.0, 0.0, 0.02))
-        members = random.sample(sites, random.choice((2, 3, 3, 3, len(sites))))
+        members = random.sample(sites, random.choice((2, 2, 3, 3, len(sites))))
         keep = random.choice((None, None, None, None, 1, 2))
         await self.found(sites, members, keep)
         for name in "pq"[: random.choice((1, 2))]:
@@ -298,9 +320,11 @@ class Trial(logging.Handler):
     async def join(self, sites: Sequence[str]) -> None:
         """Have sites join a fabric; the first of them coordinates."""
         net = self.net
+        net.on_report = self.verdict.on_report
+        net.on_call = self._on_call
         for site in sites:
             net.engines[site] = engine = Engine(net, site, net.random)
-            engine.on_stored = self.verdict.on_stored
+            engine.on_stored = self._on_stored
             self.agents[site] = Agent(net, engine, 0.8)
         net.tend()
         hub = self.agents[sites[0]]
@@ -308,6 +332,16 @@ class Trial(logging.Handler):
         await hub.start()
         for site in sites[1:]:
             await self.agents[site].start(hub.token())
+
+    def _on_stored(self, engine: Engine, stream: Stream, one: Message) -> None:
+        self.verdict.on_stored(engine, stream, one)
+        if one.subject == KEY:
+            self.on_moment("entry", engine.site)
+        elif stream.name.startswith(STREAM):
+            self.on_moment("event", engine.site)
+
+    def _on_call(self, site: str, call: str) -> None:
+        self.on_moment(call, site)
 
     async def make(
         self, site: str, members: list[str], on_partition: OnPartition, keep: int | None = None
@@ -390,6 +424,6 @@ class Trial(logging.Handler):
             agent = self.agents[site]
             if agent.process is None or agent.process.missed is not None or not agent.is_open:
                 return False
-            if not agent.engine.is_well:
+            if not agent.engine.is_well or agent.is_doubted:
                 return False
         return not any(here in needed and there in needed for here, there in self.net.cut)

@@ -4,7 +4,8 @@ rule        what breaks it
 one home    a site takes an event in an epoch whose home is another, or which is not written
 epochs      an entry that does not follow on the one before
 kept        a new epoch begins below an event that was acknowledged at level `quorum`, or with a
-            home that has not got it, or a home gives its index to another event
+            home that has not got it, or a home gives its index to another event; the same of one
+            that so many replicas have told of that a publisher may be acknowledged it any moment
 held        an event is acknowledged at level `quorum` that too few members have on disk
 reader      a live reader misses an index, gets the very same event again, or gets another one in
             place of an event that was acknowledged at level `quorum`
@@ -15,11 +16,13 @@ end         when all is healed: a copy differs or is not settled, an acknowledge
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from skerry.model.control import ProgressReport
 from skerry.model.fabric import TopicEntry
 from skerry.sim.engine import Engine
 from skerry.sim.jetstream import Message, Stream
@@ -53,7 +56,7 @@ class Verdict:
         self.entries: dict[int, TopicEntry] = {}
         self.acked: dict[bytes, Acked] = {}
         self.kept: dict[int, tuple[bytes, int]] = {}
-        """By index, what was acknowledged at level `quorum`, and in which epoch."""
+        """By index, what was promised at level `quorum`, and in which epoch."""
         self.forgiven: set[bytes] = set()
         """What of it a disk has lost, and too few others have: it may come late, or never."""
         self.has_lost = False
@@ -63,6 +66,10 @@ class Verdict:
         """Whether a later event of a sub-topic takes the place of those before it. These are not
         judged any more: a copy that catches up may count as having them, and have neither; and what
         is brought home may be replaced by an older one that its publisher sends again."""
+        self._told: dict[int, dict[str, int]] = {}
+        """By epoch, how far each replica has told that it is."""
+        self._taken: dict[tuple[str, int], tuple[int, bytes]] = {}
+        """What a site has taken as a home, by its index: the epoch, and the event."""
         self._subjects: dict[bytes, str] = {}
         self._newest: dict[str, bytes] = {}
 
@@ -101,7 +108,7 @@ class Verdict:
         self.entries[new.epoch] = new
         for index, (data, epoch) in self.kept.items():
             if index > new.base:
-                self.fail(f"epoch {new.epoch} begins at {new.base}, and {data!r} was acknowledged "
+                self.fail(f"epoch {new.epoch} begins at {new.base}, and {data!r} was promised "
                           f"at {index} in epoch {epoch}")  # fmt: skip
             if not self.has(new.home, index, data):
                 self.fail(f"{new.home} leads epoch {new.epoch} without {data!r} at {index}")
@@ -117,17 +124,18 @@ class Verdict:
         if entry is None or entry.home != site:
             home = entry.home if entry else "nobody"
             self.fail(f"{site} takes {one.data!r} in epoch {epoch}, whose home is {home}")
+        self._taken[site, one.index] = epoch, one.data
         data, since = self.kept.get(one.index, (one.data, 0))
         if data != one.data and since <= epoch:
             self.fail(f"{site} gives index {one.index} to {one.data!r} in epoch {epoch}, and "
-                      f"{data!r} was acknowledged there in epoch {since}")  # fmt: skip
+                      f"{data!r} was promised there in epoch {since}")  # fmt: skip
 
     def on_acked(self, data: bytes, level: str, index: int, epoch: int) -> None:
         """A publisher was told that an event is stored."""
         self.acked[data] = Acked(level, index, epoch)
         if level != "quorum" or self.is_over(data):
             return
-        self.kept[index] = data, epoch
+        self._keep(index, data, epoch)
         if not self.has_lost and not any(
             self._is_held(entry, index, data) for entry in (self.entries[epoch], self.entry)
         ):
@@ -135,9 +143,31 @@ class Verdict:
             holding = [site for site in members if self.has(site, index, data)]
             self.fail(f"{data!r} is acknowledged at {index} in epoch {epoch} and only {holding} of "
                       f"{members} have it")  # fmt: skip
+
+    def on_report(self, data: bytes) -> None:
+        """A replica tells publishers how far it is. With enough others, that is a promise: whoever
+        gets all of these reports acknowledges the events."""
+        report = msgspec.json.decode(data, type=ProgressReport)
+        entry = self.entries.get(report.epoch)
+        if entry is None or report.site not in entry.members[1:]:
+            return
+        told = self._told.setdefault(report.epoch, {})
+        told[report.site] = max(report.last, told.get(report.site, 0))
+        need = len(entry.members) // 2
+        lasts = sorted(told.values(), reverse=True)
+        held = lasts[need - 1] if len(lasts) >= need else 0
+        for index in range(max(self.kept, default=0) + 1, held + 1):
+            epoch, event = self._taken.get((entry.home, index), (sys.maxsize, b""))
+            # Else of a replica that has yet to hear that its home goes on in another epoch.
+            is_its = epoch <= report.epoch and not self.is_over(event)
+            if is_its and (not self.has_lost or self._is_held(entry, index, event)):
+                self._keep(index, event, report.epoch)
+
+    def _keep(self, index: int, data: bytes, epoch: int) -> None:
+        self.kept[index] = data, epoch
         for later in self.entries.values():
             if later.epoch > epoch and index > later.base:
-                self.fail(f"{data!r} is acknowledged at {index} in epoch {epoch}, and epoch "
+                self.fail(f"{data!r} is promised at {index} in epoch {epoch}, and epoch "
                           f"{later.epoch} began at {later.base}")  # fmt: skip
 
     def _is_held(self, entry: TopicEntry, index: int, data: bytes) -> bool:
@@ -149,10 +179,15 @@ class Verdict:
         """A disk has lost what it had. What too few members have now is promised to nobody: it is
         as if so many sites were lost at a time."""
         self.has_lost = True
+        self._told.clear()
         for data, one in self.acked.items():
             if not self._is_held(self.entry, one.index, data):
                 self.forgiven.add(data)
-        self.kept = {n: kept for n, kept in self.kept.items() if kept[0] not in self.forgiven}
+        self.kept = {
+            index: (data, epoch)
+            for index, (data, epoch) in self.kept.items()
+            if self._is_held(self.entry, index, data)
+        }
 
     def has(self, site: str, index: int, data: bytes) -> bool:
         """Whether a disk has an event."""

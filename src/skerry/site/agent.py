@@ -229,10 +229,11 @@ class Site:
         streams = await jetstream.streams()
         self._check_recovered(streams)
         if self._engine is not None:
-            self._tide = Tide(settings.data)
+            is_flushed = settings.durability == "power"
+            self._tide = Tide(settings.data, is_flushed)
             self._tide.look(streams)
             if self.fabric is not None:
-                self.fabric.heed(self._tide, settings.durability == "power")
+                self.fabric.heed(self._tide, is_flushed)
         if membership is None:
             await topics.settle(streams)
         if self.ports.mqtt is not None:

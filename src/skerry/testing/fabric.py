@@ -96,10 +96,7 @@ class LocalFabric:
 
     async def crash(self, name: str) -> None:
         """Lose a site: its engine is killed and not started anew, its agent stops."""
-        site = self.sites.pop(name)
-        site.site.engine.stop_watching()
-        site.kill_engine()
-        await site.__aexit__(None, None, None)
+        await self.sites.pop(name).crash()
 
     def connect(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -62,6 +63,15 @@ class LocalSite:
     def kill_engine(self) -> None:
         """Kill the engine as a crash would; the site starts it anew."""
         self._signal(signal.SIGKILL)
+
+    async def crash(self) -> None:
+        """Lose the site: its engine is killed and not started anew, its agent stops."""
+        engine = self.site.engine
+        engine.stop_watching()
+        self.kill_engine()
+        while engine.pid is not None:  # else the agent would ask it how far its logs are
+            await asyncio.sleep(0.005)
+        await self.__aexit__(None, None, None)
 
     def freeze_engine(self) -> None:
         """Stop the engine in its tracks, as a swapping or paused machine would. When this returns,

@@ -154,14 +154,7 @@ class WanFabric:
 
     async def crash(self, name: str) -> None:
         """Lose a site: its engine is killed and not started anew, its agent stops."""
-        site = self.sites.pop(name)
-
-        async def end() -> None:
-            site.site.engine.stop_watching()
-            site.kill_engine()
-            await site.__aexit__(None, None, None)
-
-        await self._places[name].run(end())
+        await self._places[name].run(self.sites.pop(name).crash())
 
     async def run(self, name: str, work: Callable[[LocalSite], Awaitable[T]]) -> T:
         """Run `work(site)` in the network of site `name`."""

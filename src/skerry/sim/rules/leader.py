@@ -102,15 +102,15 @@ class Move:
 
     def told(self, state: State) -> bool:
         """A site is so far; whether the move is over."""
-        if state.label == self.entry.epoch or not self.leader.world.driver.cut_over_by_label:
-            self.states[state.site] = state
+        self.states[state.site] = state
         return self.decide()
 
     def decide(self) -> bool:
         """Write the next epoch, if enough of the new members have the frozen log."""
-        if self.last is None or not promotion.may_cut_over(self.members, self.states, self.last):
-            return False
-        if self.home not in self.states or self.states[self.home].last < self.last:
+        members = (self.home, *[name for name in self.members if name != self.home])
+        if self.last is None or not promotion.may_cut_over(
+            members, self.states, self.entry.epoch, self.last
+        ):
             return False
         leader = self.leader
         following = leader.world.next_entry(self.entry, self.home, self.members, self.last)

@@ -54,8 +54,6 @@ class Driver:
     """A site that is no member drops its copy only for an epoch newer than the copy's root."""
     salvage: bool = True
     """A copy that rolls sends what lies beyond the fork to the new home."""
-    cut_over_by_label: bool = True
-    """A planned move counts only copies whose label is the frozen epoch."""
     marks_first: bool = True
     """A copy's marks are wiped before its events are, never after."""
     members_only: bool = True

@@ -1,0 +1,53 @@
+"""Rules of who may be a topic's home, each alone."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from skerry.model.fabric import Step
+from skerry.model.promotion import State, elect, may_open, may_stay_open, read_quorum
+
+LINEAGE = (Step(1, 0),)
+MEMBERS = ("a", "b", "c")
+
+
+def state(site: str, last: int = 5, label: int = 1, doubted: bool = False) -> State:
+    return State(site, label, last, label, doubted=doubted)
+
+
+def home(*states: State, members: tuple[str, ...] = MEMBERS) -> str | None:
+    """Who is elected."""
+    decision = elect(LINEAGE, members, states)
+    return decision.home if decision else None
+
+
+def test_a_copy_under_rebuild_does_not_lead() -> None:
+    assert home(state("b", label=0), state("c", label=0)) is None
+    assert home(state("b", last=9, label=0), state("c")) == "c"
+
+
+def test_a_copy_in_doubt_counts_only_beside_the_home() -> None:
+    """It held more than it says. The home has that, too; a third member may not."""
+    assert home(state("b", doubted=True), state("c", last=3)) is None
+    assert home(state("b", doubted=True), members=("a", "b")) is None
+    assert home(state("a"), state("b", doubted=True)) == "a"
+    assert home(state("a", doubted=True), state("b", last=3), state("c", last=4)) == "c"
+
+
+def test_a_home_that_may_have_lost_events_does_not_open_for_a_copy_in_doubt() -> None:
+    assert may_open(state("a"), MEMBERS, [state("b"), state("c")], False)
+    assert may_open(state("a"), MEMBERS, [state("b"), state("c", doubted=True)], False) is None
+    assert may_open(state("a"), MEMBERS, [state("b", last=6, doubted=True)], True) is False
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_a_home_that_may_stay_open_is_not_replaced(count: int) -> None:
+    """Whoever is sealed and whoever answers: the home goes on only if too few for an election are
+    sealed; and as long as enough answer that they are not, it does."""
+    members = [f"m{number}" for number in range(count)]
+    for marks in product((None, 6, 7, 8), repeat=count):
+        sealed = {site: mark for site, mark in zip(members, marks, strict=True) if mark is not None}
+        free = sum(mark <= 7 for mark in sealed.values())
+        assert may_stay_open(7, members, sealed) == (count - free < read_quorum(count))
