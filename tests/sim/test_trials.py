@@ -286,6 +286,65 @@ class Flap(Trial):
         await self.rest()
 
 
+class Early(Trial):
+    """An engine is told whom to follow over a link that ends before the peer is heard over it."""
+
+    async def story(self) -> None:
+        """See the class."""
+        await self.found("abc", ["c", "a", "b"])
+        self.write("p", "c", "quorum")
+        await self.until(lambda: len(self.verdict.acked) > 3)
+        hub, site = self.agents["a"], self.agents["c"]
+        process, fabric = hub.process, site.fabric
+        assert process is not None
+        assert fabric is not None
+        directory = site.engine.streams["KV_skerry"]
+        before = directory.mirror
+        self.loop.stop_process(process)  # its engine answers all the same
+        site.kill_engine()
+        await self.until(lambda: directory.mirror not in (None, before))
+        await self.until(lambda: directory.mirror is not None and directory.mirror.follows)
+        assert "a" not in fabric.links.up
+        hub.kill_engine()
+        await self.until(lambda: hub.engine.is_up)
+        self.loop.cont_process(process)
+        await self.until(lambda: "a" in fabric.links.up)
+        here, there = directory, hub.engine.streams["KV_skerry"]
+        await self.until(lambda: here.last >= there.last, 5.0)
+        count = len(self.verdict.acked)
+        await self.until(lambda: len(self.verdict.acked) > count + 3, 5.0)
+        await self.rest()
+
+
+class Struck(Trial):
+    """A site that has just died is struck. Whoever asks for that asks again without an answer, and
+    would be served at once then, for the site counts as away. Another one takes its place."""
+
+    async def story(self) -> None:
+        """See the class."""
+        await self.found("abc", ["a", "b"])
+        cut = (("a", "c"), ("c", "a"))
+        for pair in cut:
+            self.net.set_cut(*pair, True)  # else it is known at once that nobody is there
+        self.agents["c"].destroy()
+        await self.spawn("operator", "a", self._strike())
+        for pair in cut:
+            self.net.set_cut(*pair, False)
+        self.agents["c"].begin_anew(self.agents["a"].token())
+        await asyncio.sleep(5.0)
+        await self.until(lambda: "c" in self._links_of("a") and "a" in self._links_of("c"))
+        await self.rest()
+
+    async def _strike(self) -> None:
+        address = self.agents["a"].address("admin")
+        async with Client([address], ClientSettings(timeout=10.0), "admin") as client:
+            await client.remove_site("c")
+
+    def _links_of(self, site: str) -> set[str]:
+        fabric = self.agents[site].fabric
+        return fabric.links.up if fabric is not None else set()
+
+
 class Alone(Trial):
     """A replica is cut off when its engine starts, for longer than a question is held."""
 
@@ -345,12 +404,15 @@ class Meanwhile(Trial):
     [
         (PowerCut, "an index that a power cut took is not confirmed for the event that was lost"),
         (LateStore, "a log that is frozen takes nothing that waited to be stored"),
+        (Behind, "what a sealed copy stores late counts for nothing"),
         (LateAnswer, "a copy that is given its holder as an epoch begins joins that epoch"),
         (Standstill, "a standstill of ones own does not seem a long way"),
         (Twice, "a home whose engine dies twice opens soon"),
         (Filled, "a home without room is replaced"),
         (FarTail, "what a former home far away has is brought home many at a time"),
         (Flap, "a link that was another one meanwhile is noticed"),
+        (Early, "an answer that came over a link which ended is asked for again"),
+        (Struck, "a site that takes the place of a dead one stays"),
         (Alone, "an engine that was told of nobody asks again"),
         (Meanwhile, "a move whose topic was changed meanwhile begins anew"),
     ],

@@ -91,6 +91,7 @@ class Leader:
         self._links = links
         self._ask = ask
         self._making = asyncio.Lock()
+        self._striking: dict[str, asyncio.Task[None]] = {}
         self._moving: dict[str, asyncio.Lock] = {}
         self._moves = Moves(store, ask)
         self._losses = Losses(site, self._observers, links.silence, links.way)
@@ -525,6 +526,14 @@ class Leader:
                 f"site {site} still has {len(held)} topics, such as {held[0]}",
                 f"Move them first with `skerry site drain {site}`, or delete them.",
             )
+        if site not in self._striking:
+            self._striking[site] = self._tasks.spawn(self._strike(site))
+            self._striking[site].add_done_callback(lambda _: self._striking.pop(site))
+        # Who asks again meanwhile, for there was no answer, waits for the same: done a second time,
+        # it would strike a site that has taken this one's place.
+        await asyncio.shield(self._striking[site])
+
+    async def _strike(self, site: str) -> None:
         with contextlib.suppress(SkerryError):
             await self._ask(site, "peer.removed")
         await self._store.delete(site_key(site))  # first: without it no link is made any more

@@ -354,8 +354,9 @@ class Links:
     async def _tend(self) -> None:
         assert self._store is not None
         now = time.monotonic()
-        for key, record in self._store.all("link.", LinkRecord).items():
-            if self.site not in key.split("."):
+        for key in self._store.all("link.", LinkRecord):
+            record = self._store.get("link." + key, LinkRecord)  # as it is by now
+            if record is None or self.site not in key.split("."):
                 continue
             peer = record.acceptor if record.dialer == self.site else record.dialer
             fresh = record
