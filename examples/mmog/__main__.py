@@ -26,10 +26,10 @@ from collections import defaultdict
 import numpy as np
 
 from examples.roaming.command import main
+from examples.roaming.scenarios import Mmog
+from examples.roaming.simulate import STEP
 from examples.roaming.world import Line, Panel, Part, site_of
 from skerry.placement import PolicySettings
-from skerry.sim.roaming import STEP
-from skerry.sim.roaming_scenarios import Mmog
 
 SHOWN = 4
 """Players in the picture, each of another city."""

@@ -14,9 +14,9 @@ from rich.console import Console
 
 from examples.roaming import live, report
 from examples.roaming.judge import TOLERANCE, Verdict, judge
+from examples.roaming.simulate import RULES, STEP, Run, Scenario, hashed_homes, simulate
 from examples.roaming.world import Line, Trace, World, homes_of, latency_of, trace
 from skerry.model.placement import PERIOD
-from skerry.sim.roaming import RULES, STEP, Run, Scenario, hashed_homes, simulate
 from skerry.testing import Wan
 
 SHORTER = 4

@@ -17,10 +17,10 @@ import msgspec
 import numpy as np
 
 from examples.roaming.live import Measured
+from examples.roaming.simulate import STEP, Run
 from examples.roaming.world import Line, Trace
 from skerry.model.placement import PERIOD
 from skerry.placement.tables import Array
-from skerry.sim.roaming import STEP, Run
 
 TOLERANCE = 1.0
 """Seconds that clients need to connect at another site, and that events wait in queues on a machine

@@ -22,13 +22,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from examples.roaming.simulate import STEP, Moved, Run, hashed_homes
 from examples.roaming.world import Part, World, distances
 from skerry import Client
 from skerry.log.follow import Subscription
 from skerry.model.placement import MOVES, Mode, MoveReport
 from skerry.placement.gauge import Gauge, Reading
 from skerry.placement.tables import Array
-from skerry.sim.roaming import STEP, Moved, Run, hashed_homes
 from skerry.testing import LocalSite, WanFabric
 
 PATIENCE = 120.0

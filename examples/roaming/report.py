@@ -10,8 +10,8 @@ import numpy as np
 from rich.table import Table
 
 from examples.roaming.judge import windows
+from examples.roaming.simulate import STEP, Run
 from examples.roaming.world import Line, Panel, Trace
-from skerry.sim.roaming import STEP, Run
 
 COLOURS = ("#2a6f97", "#e07a1f", "#3a8f5c", "#8e5aa8", "#b5485d", "#7a6a53", "#4c9fb0", "#a3a12f")
 

@@ -1,4 +1,4 @@
-"""What a scenario of `skerry.sim.roaming` has to be besides, to be played with real clients."""
+"""What a scenario of `simulate` has to be besides, to be played with real clients."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from examples.roaming.simulate import STEP, Run, Scenario
 from skerry.placement.tables import Array
-from skerry.sim.roaming import STEP, Run, Scenario
 
 
 class Part(msgspec.Struct, frozen=True):

@@ -24,9 +24,9 @@ import sys
 import numpy as np
 
 from examples.roaming.command import main
+from examples.roaming.scenarios import Uav
 from examples.roaming.world import Line, Panel, Part, site_of
 from skerry.placement import PolicySettings
-from skerry.sim.roaming_scenarios import Uav
 
 
 class Swarms(Uav):

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from examples.roaming.scenarios import SCENARIOS
+from examples.roaming.simulate import MOVE, RULES, Run, main, simulate
 from skerry.model.placement import PERIOD
 from skerry.placement import PolicySettings
-from skerry.sim.roaming import MOVE, RULES, Run, main, simulate
-from skerry.sim.roaming_scenarios import SCENARIOS
 
 SETTINGS = PolicySettings()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from skerry.placement.assess import RULES, SCENARIOS, Result, assess, main
+from bench.assess import RULES, SCENARIOS, Result, assess, main
 
 SIZES = [(name, size) for name, scenario in SCENARIOS.items() for size in scenario.sizes[:3]]
 

@@ -41,7 +41,7 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     late_cool_down: float = 4.0
     """Seconds for which it stays though its bound is broken: less than a period, so that a swarm
     which crosses the corner of a zone is late for one period and the move, not longer. With 10 s it
-    was 14 s in the paper's scenario, with no move less (`skerry.sim.roaming`)."""
+    was 14 s in the paper's scenario, with no move less (`examples.roaming.simulate`)."""
     move_cost_ms_per_gb: float = 1.0
     """How many milliseconds nearer a site must be to make up for copying one GB to it. Sites that
     hold a copy already cost nothing: the move is a promotion."""

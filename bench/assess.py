@@ -1,4 +1,4 @@
-"""`python -m skerry.placement.assess`: how good placement is, by simulation (ePulsar, section 5.5).
+"""`python -m bench.assess`: how good placement is, by simulation (ePulsar, section 5.5).
 
 For topologies of several sizes clients are placed at random, a thousand times each. Every topic
 has to leave the site where it is, and its home is chosen
@@ -38,6 +38,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
+from examples.roaming.cities import CITIES, city_plane
 from skerry.coords import Position
 from skerry.placement.monitor import Monitor, TopicEntry, tables
 from skerry.placement.policy import plan
@@ -45,17 +46,6 @@ from skerry.placement.records import SiteRecord, place_of, topic_columns
 from skerry.placement.settings import PolicySettings
 from skerry.placement.tables import Array
 
-CITIES = {
-    "New York": (40.7, -74.0), "Los Angeles": (34.1, -118.2), "Chicago": (41.9, -87.6),
-    "Houston": (29.8, -95.4), "Miami": (25.8, -80.2), "Seattle": (47.6, -122.3),
-    "Denver": (39.7, -105.0), "Atlanta": (33.7, -84.4), "Dallas": (32.8, -96.8),
-    "Phoenix": (33.4, -112.1), "San Francisco": (37.8, -122.4), "Boston": (42.4, -71.1),
-    "Minneapolis": (45.0, -93.3), "St. Louis": (38.6, -90.2), "Salt Lake City": (40.8, -111.9),
-    "Charlotte": (35.2, -80.8),
-}  # fmt: skip
-"""Latitude and longitude."""
-MS_PER_100_KM = 0.85
-"""One way: light in glass takes 0.5, and cables are not straight."""
 SAME = 50
 """Placements of clients among the same sites, whose coordinates are estimated once."""
 SAMPLES = 100
@@ -131,14 +121,6 @@ class Result(msgspec.Struct, frozen=True):
 
 
 # Scenarios
-
-
-def city_plane() -> Array:
-    """Cities in ms one way, (cities, 2)."""
-    degrees = np.array(list(CITIES.values()))
-    return np.stack(
-        [degrees[:, 1] * np.cos(np.radians(38.0)), degrees[:, 0]], axis=1
-    ) * (111.2 / 100 * MS_PER_100_KM)  # fmt: skip
 
 
 def cities(rng: np.random.Generator, size: int) -> Layout:
@@ -355,7 +337,7 @@ HEADING = (f"{'scenario':9}{'sites':>6}  {'rule':10}{'worst ms':>9}{'mean ms':>9
 def main(arguments: list[str] | None = None) -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(
-        prog="python -m skerry.placement.assess", description=(__doc__ or "").splitlines()[0]
+        prog="python -m bench.assess", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--placements", type=int, default=1000, help="of each size (1000)")
     parser.add_argument("--scenario", choices=SCENARIOS, help="only this one")

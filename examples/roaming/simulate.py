@@ -1,4 +1,4 @@
-"""`python -m skerry.sim.roaming uav|mmog`: clients that move, and topics that move after them.
+"""`python -m examples.roaming.simulate uav|mmog`: clients move, and topics move after them.
 
 The scenarios of ePulsar's section 5.8 in virtual time, through all of `skerry.placement`: sites sum
 up their clients, pack records, the controller folds them, makes a plan and carries it out. What is
@@ -238,11 +238,11 @@ class _Fabric:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a scenario by each rule, and say what came out."""
-    from skerry.sim.roaming_scenarios import SCENARIOS
-    from skerry.sim.svg import draw
+    from examples.roaming.scenarios import SCENARIOS
+    from examples.roaming.svg import draw
 
     parser = argparse.ArgumentParser(
-        prog="python -m skerry.sim.roaming", description=(__doc__ or "").splitlines()[0]
+        prog="python -m examples.roaming.simulate", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("scenario", choices=sorted(SCENARIOS))
     parser.add_argument(

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from skerry.placement.assess import CITIES, city_plane
+from examples.roaming.cities import CITIES, city_plane
+from examples.roaming.simulate import Clients, Scenario
 from skerry.placement.tables import Array
-from skerry.sim.roaming import Clients, Scenario
 
 
 class Uav:
