@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from skerry import Client
+from skerry.model.records import ASIDE, Aside
 from skerry.testing import LocalSite, Wan
 
 _CLONE_NEWNET = 0x40000000
@@ -35,6 +36,13 @@ def pytest_configure() -> None:
     if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "cannot make a network namespace")
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+
+
+@pytest.fixture(autouse=True)
+def aside() -> Aside:
+    """What is set aside in this process, without what other tests left."""
+    ASIDE._why.clear()
+    return ASIDE
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 
 from skerry import Client
 from skerry.cli.diagnosis import check_site
@@ -25,13 +24,6 @@ from tests.live.test_security import address_of, intruder
 
 ACK = b'{"stream":"t~bait","domain":"local","seq":4}'
 """What a client can have the engine write where it likes: the acknowledgement of its event."""
-
-
-@pytest.fixture(autouse=True)
-def aside() -> records.Aside:
-    """What is set aside in this process, without what other tests left."""
-    records.ASIDE._why.clear()
-    return records.ASIDE
 
 
 @asynccontextmanager

@@ -7,15 +7,18 @@ A failing seed is replayed with `python -m skerry.sim SEED --trace`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
 from skerry.client.client import Client
 from skerry.config import ClientSettings
-from skerry.fabric.leader import RenewRequest
+from skerry.errors import SkerryError
+from skerry.fabric.leader import Leader, RenewRequest
 from skerry.fabric.losses import Lost
 from skerry.sim.faults import Faults
 from skerry.sim.trial import Trial
@@ -399,6 +402,54 @@ class Meanwhile(Trial):
             await client.move_topic("t", "b", replicas=["c"])
 
 
+class MovedAndLost(Trial):
+    """A topic moves, and its new home dies up to 200 ms later: the one before it is no replica yet,
+    or has only just become one."""
+
+    async def story(self) -> None:
+        """See the class."""
+        await self.found("abcd", ["b", "c", "d"])
+        self.write("p", "a", "quorum")
+        await self.until(lambda: len(self.verdict.acked) > 3)
+        for later in range(0, 205, 5):
+            self.hurry(1.0)
+            target = next(site for site in "bcd" if site != self.verdict.entry.home)
+            move = self.spawn("mover", "a", self._move(target))
+            await self.until(partial(self._is_home, target))
+            await asyncio.sleep(later / 1000)
+            self.note(f"{target} dies {later} ms after the move")
+            self.agents[target].kill()
+            await self.until(partial(self._has, len(self.verdict.acked) + 2), 3.0)
+            await self.agents[target].start()
+            await move
+            await self.until(lambda: all(map(self._counts, "bcd")))
+        await self.rest()
+
+    def _is_home(self, site: str) -> bool:
+        return self.verdict.entry.home == site
+
+    def _has(self, count: int) -> bool:
+        return len(self.verdict.acked) >= count
+
+    def _counts(self, site: str) -> bool:
+        fabric, entry = self.agents[site].fabric, self.verdict.entry
+        local = fabric.copies.logs.get("t") if fabric is not None else None
+        is_joined = local is not None and local.copy.label == entry.epoch
+        return is_joined and self._leader().is_there(site)
+
+    def _leader(self) -> Leader:
+        fabric = self.agents["a"].fabric
+        assert fabric is not None
+        assert fabric.leader is not None
+        return fabric.leader
+
+    async def _move(self, target: str) -> None:
+        address = self.agents["a"].address("admin")
+        async with Client([address], ClientSettings(timeout=10.0), "mover") as client:
+            with contextlib.suppress(SkerryError):
+                await client.move_topic("t", target)
+
+
 @pytest.mark.parametrize(
     ("story", "shows"),
     [
@@ -414,6 +465,7 @@ class Meanwhile(Trial):
         (Early, "an answer that came over a link which ended is asked for again"),
         (Struck, "a site that takes the place of a dead one stays"),
         (Alone, "an engine that was told of nobody asks again"),
+        (MovedAndLost, "a majority goes on when the home that a topic moved to is lost at once"),
         (Meanwhile, "a move whose topic was changed meanwhile begins anew"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

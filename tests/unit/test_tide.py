@@ -103,6 +103,17 @@ def test_it_stays_an_older_one_until_its_logs_have_all_again(tmp_path: Path) -> 
     assert not hear(begun(tmp_path), 9)
 
 
+def test_what_another_site_knew_is_not_forgotten_when_both_start_anew(tmp_path: Path) -> None:
+    tide_of(tmp_path, 3)
+    hear(begun(tmp_path), 9)
+    tide = begun(tmp_path)
+    assert tide.doubted == {"t": 9}
+    hear(tide, 0)
+    tide.settle("t", 9)
+    tide.note(streams(10))
+    assert not begun(tmp_path).doubted
+
+
 def test_a_log_that_is_not_here_any_more_is_in_no_doubt(tmp_path: Path) -> None:
     tide_of(tmp_path, 3)
     tide = begun(tmp_path)

@@ -41,6 +41,8 @@ WRITE_TIME = 5.0
 ATTEMPT = 1.0
 """Seconds that one write may take before it counts as not done, and one attempt to ask the origin,
 beside the way there and back."""
+LOAD_TIME = 15.0
+"""Seconds in which reading everything is begun again."""
 MARKER_TTL = 3600
 """Seconds that the store remembers a deletion."""
 
@@ -211,10 +213,11 @@ class Store(Listener):
         self._take(key, done, data)
         return done
 
-    async def delete(self, key: str) -> None:
-        """Remove a key, as it was when last seen."""
+    async def delete(self, key: str, revision: int | None = None) -> None:
+        """Remove a key, as it was when last seen, or as it was at `revision`."""
         head = f"KV-Operation: DEL\r\nNats-TTL: {MARKER_TTL}s\r\n"
-        done = await self._write(key, b"", head, self.revision(key))
+        at = self.revision(key) if revision is None else revision
+        done = await self._write(key, b"", head, at)
         self._take(key, done, None)
 
     async def _write(self, key: str, data: bytes, more: str, revision: int) -> int:
@@ -291,7 +294,18 @@ class Store(Listener):
             self._loading = None
 
     async def _load(self) -> None:
-        """Read the newest value of every key, through a throw-away consumer."""
+        """Read the newest value of every key; again, if the engine dies meanwhile."""
+        deadline = self._connection.now() + LOAD_TIME
+        while True:
+            try:
+                return await self._load_once()
+            except EngineError:
+                if self._connection.now() > deadline:
+                    raise
+                await self._connection.wait_up(deadline)
+
+    async def _load_once(self) -> None:
+        """The same, through a throw-away consumer."""
         before = dict(self._revisions)
         name = f"store-{secrets.token_hex(6)}"
         info = await self._jetstream.call(

@@ -61,6 +61,8 @@ class _File(msgspec.Struct):
     folder: str = ""
     number: int = 0
     """How often it was written because logs had grown."""
+    heard: int = 0
+    """The number that another site knew, if that was higher."""
     logs: dict[str, _Mark] = {}
 
 
@@ -135,6 +137,7 @@ class Tide:
             "events before their members have answered"
         )
         self._doubt(number, _topics(self._known.logs) | (self._here or set()))
+        self._write(msgspec.structs.replace(self._known, heard=number))
         return True
 
     def _doubt(self, number: int, topics: Iterable[str]) -> None:
@@ -150,8 +153,9 @@ class Tide:
         marks = _marks(streams)
         if self._here is None:
             self._here = _topics(marks)
-            if self._heard is not None and self._heard > self._newest:
-                self._doubt(self._heard, self._here)
+            heard = max(self._heard or 0, self._known.heard)
+            if heard > self.number and (heard > self._newest or heard == self._known.heard):
+                self._doubt(heard, self._here)
         for stream, now in marks.items():
             then = self._known.logs.get(stream)
             found = segment_of_stream(stream)
@@ -179,7 +183,7 @@ class Tide:
         """Events of a stream are about to be removed on purpose."""
         logs = {name: mark for name, mark in self._known.logs.items() if name != stream}
         if logs != self._known.logs:
-            self._write(_File(self._known.boot, False, self.folder, self.number, logs))
+            self._write(msgspec.structs.replace(self._known, clean=False, logs=logs))
 
     def note(self, streams: Iterable[dict[str, Any]]) -> None:
         """Remember how far logs are now."""
@@ -193,8 +197,8 @@ class Tide:
         if not self.is_waiting():
             boot = self._boot
             if self._heard is not None and not self.doubted:
-                number = max(number, self._heard) + (marks != known.logs)
-        fresh = _File(boot, False, self.folder, number, marks)
+                number = max(number, self._heard, known.heard) + (marks != known.logs)
+        fresh = msgspec.structs.replace(known, boot=boot, clean=False, number=number, logs=marks)
         if fresh != known:
             self._write(fresh)
 
@@ -220,7 +224,7 @@ class Tide:
 
     def close(self) -> None:
         """The engine was stopped in order: all that it had is on disk."""
-        self._write(_File(self._boot, True, self.folder, self.number, self._known.logs))
+        self._write(msgspec.structs.replace(self._known, boot=self._boot, clean=True))
 
     def _write(self, file: _File) -> None:
         fresh = self._path.with_suffix(".new")
@@ -231,6 +235,12 @@ class Tide:
                     out.flush()
                     os.fsync(out.fileno())
             fresh.replace(self._path)
+            if self._is_flushed:
+                folder = os.open(self._path.parent, os.O_RDONLY)
+                try:
+                    os.fsync(folder)
+                finally:
+                    os.close(folder)
         except OSError as error:
             log.debug("how far logs are could not be written down: %s", error)
             return

@@ -49,6 +49,9 @@ from skerry.model.promotion import Copy, State, fork_of, is_forked, is_unbroken,
 
 log = logging.getLogger("skerry.fabric")
 
+LOOKS = 20
+"""Looks at a copy in doubt, by 50 ms, whether it has what its home had."""
+
 
 class Copies:
     """All logs of one site."""
@@ -366,7 +369,7 @@ class Copies:
 
     async def check(self) -> None:
         """See which copies here that are in doubt have all again: as much as a home has that is in
-        none itself, or asked its members."""
+        none itself, as far as the hub knows as well."""
         if not self._doubted or not (self.site == self.hub or await self._store.fresh(1.0)):
             return
         limit = asyncio.Semaphore(AT_ONCE)
@@ -382,15 +385,25 @@ class Copies:
 
     async def _has_all(self, name: str) -> bool:
         entry = self.entry(name)
-        if entry is None or entry.members == (self.site,):
+        if entry is None or self.site not in entry.members or len(entry.members) == 1:
             return True  # nobody counts on it, or nobody could tell
-        if entry.home not in self._links.up:
+        home = entry.home
+        self._links.want(home)
+        if home not in self._links.up:
             return False
-        there = await self._peers.state(entry.home, name)
+        there = await self._peers.state(home, name)
         if there is None or there.doubted or there.label != entry.epoch:
             return False
-        here = await self.reached(name, entry.epoch, there.last, 1.0)
-        return here is not None and here.label == entry.epoch and here.last >= there.last
+        told = await self._peers.ask(self.hub, "peer.tide", home) if self.site != self.hub else None
+        heard = msgspec.json.decode(told, type=tuple[str, int]) if told else ("", 0)
+        if not self._links.is_newest(home, heard):
+            return False
+        for _ in range(LOOKS):
+            here = await self.state(name)
+            if here is not None and here.label == entry.epoch and here.last >= there.last:
+                return True
+            await asyncio.sleep(0.05)
+        return False
 
     async def reached(self, name: str, epoch: int, last: int, timeout: float) -> State | None:
         """How far the log here is, once it holds index `last` of `epoch` or the time is over. It
@@ -410,7 +423,7 @@ class Copies:
         async with local.lock:
             if local.kind not in ("home", "frozen") or local.epoch != epoch:
                 raise FabricError(f"the home of {name} is not here in epoch {epoch}")
-            if self.openings.is_running(name):
+            if self.openings.is_running(name) or name in self._doubted:
                 raise FabricError(f"{name} asks its members before it opens", "Try again.")
             await self.logs.freeze(local)
             if local.lease is not None:
@@ -429,7 +442,8 @@ class Copies:
             entry = self.entry(name)
             if entry is None or entry.epoch != epoch or local.kind != "frozen":
                 return
-            if local.checked != self.starts and not self.openings.is_running(name):
+            is_old = local.checked != self.starts or name in self._doubted
+            if is_old and not self.openings.is_running(name):
                 self.openings.begin(local)  # the engine started anew meanwhile: members first
                 return
             try:

@@ -188,6 +188,8 @@ class Durables:
         for segment in old:
             for info in await self._jetstream.consumers(segment.stream):
                 subscription = info["name"]
+                if info["config"].get("deliver_subject", "").startswith(f"$JS.M.{self.site}."):
+                    continue  # a mirror here reads it, which takes in all segments
                 if not _is_durable(info):
                     await delete_consumer(self._jetstream, segment.stream, subscription)
                     continue

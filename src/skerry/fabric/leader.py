@@ -409,13 +409,16 @@ class Leader:
                 states.setdefault(name, []).append(state)
         fresh: list[TopicEntry] = []
         for entry in entries:
+            avoided = {site for site, record in self.sites().items() if record.draining}
+            if len(apart := self._shy() & {*entry.members}) > 1:
+                avoided |= apart  # from one of them the others could not copy
             decision = elect(
                 entry.lineage,
                 entry.members,
                 states.get(entry.name, []),
                 entry.settings.prefer,
                 barred,
-                {site for site, record in self.sites().items() if record.draining},
+                avoided,
             )
             if decision is not None:
                 home = next(s for s in states[entry.name] if s.site == decision.home)
@@ -536,11 +539,15 @@ class Leader:
     async def _strike(self, site: str) -> None:
         with contextlib.suppress(SkerryError):
             await self._ask(site, "peer.removed")
+        links = {
+            "link." + key: self._store.revision("link." + key)
+            for key, record in self._store.all("link.", LinkRecord).items()
+            if site in (record.dialer, record.acceptor)
+        }
         await self._store.delete(site_key(site))  # first: without it no link is made any more
-        for key, record in self._store.all("link.", LinkRecord).items():
-            if site in (record.dialer, record.acceptor):
-                with contextlib.suppress(Conflict):  # the other end was faster
-                    await self._store.delete("link." + key)
+        for key, revision in links.items():
+            with contextlib.suppress(Conflict):  # the other end was faster, or it is another's
+                await self._store.delete(key, revision)
         with contextlib.suppress(SkerryError):
             await self._store.delete(up_key(site))
         await self._links.settle()

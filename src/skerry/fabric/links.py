@@ -124,6 +124,8 @@ class Links:
         """What is remembered of the logs here."""
         self._tides: dict[str, tuple[str, int]] = {}
         """The folder of each peer, and its highest number."""
+        self._now: dict[str, tuple[str, int]] = {}
+        """The same as it says now."""
         self._beaten = time.monotonic()
         """When the last heartbeats were sent."""
         self._resumed = 0.0
@@ -209,6 +211,16 @@ class Links:
                 return False
             await asyncio.sleep(0.005)
         return True
+
+    def tide_of(self, peer: str) -> tuple[str, int]:
+        """The folder of a peer, and the highest number of it that was heard."""
+        return self._tides.get(peer, ("", 0))
+
+    def is_newest(self, peer: str, *heard: tuple[str, int]) -> bool:
+        """Whether a peer's folder is as new as we, and what others have `heard` of it, know."""
+        folder, number = self._now.get(peer, ("", -1))
+        marks = [mark for mark in (self.tide_of(peer), *heard) if mark[0]]
+        return all(folder not in ("", name) or most <= number for name, most in marks)
 
     @property
     def is_locked(self) -> bool:
@@ -552,7 +564,7 @@ class Links:
                         clock,
                         now - heard,
                         self.tide.mark if self.tide is not None else ("", 0),
-                        self._tides.get(peer, ("", 0)),
+                        self.tide_of(peer),
                     )
                 ),
             )
@@ -564,9 +576,12 @@ class Links:
         self._heard[peer] = (now, beat.clock)
         if peer == self.site:
             return
-        folder, number = self._tides.get(peer, beat.tide)
-        if folder != beat.tide[0] or number <= beat.tide[1]:
-            self._tides[peer] = beat.tide
+        self._now.pop(peer, None)
+        if beat.tide[0]:  # else it has not looked yet
+            self._now[peer] = beat.tide
+            folder, number = self._tides.get(peer, beat.tide)
+            if folder != beat.tide[0] or number <= beat.tide[1]:
+                self._tides[peer] = beat.tide
         self._watcher.on_tide(*beat.known)
         self._late(now)
         if beat.echo > self._resumed:

@@ -118,6 +118,7 @@ class Services:
         )
         serve("peer.homes", None, copies.streams)
         serve("peer.hold", TopicName, lambda r: self._readers.ensure(r.name))
+        serve("peer.tide", str, self._part.links.tide_of)
         serve("peer.holding", TopicName, lambda r: copies.following.holding(r.name))
         serve("peer.removed", None, self._part.removed)
 

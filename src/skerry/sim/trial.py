@@ -405,14 +405,14 @@ class Trial(logging.Handler):
             if self.misled:
                 since.clear()
             kept = {members[0]} if self._is_clear({"a", members[0]}) else set[str]()
+            before, since = since, {}
             for one in self.publishers:
                 clear = now
                 for some in combinations(members, len(members) // 2 + 1):
                     needed = frozenset({"a", one.site, *some, *kept})
                     if self._is_clear(needed):
-                        clear = min(clear, since.setdefault(needed, now))
-                    else:
-                        since.pop(needed, None)
+                        since[needed] = before.get(needed, now)
+                        clear = min(clear, since[needed])
                 if one.waits:
                     self.longest = max(self.longest, now - max(clear, one.progressed))
                     if self.longest > most:
