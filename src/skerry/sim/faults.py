@@ -209,10 +209,11 @@ class Faults:
         def put_back() -> None:
             self._note(f"the folder of {site} is set back")
             agent.restore(folder)
+            self._trial.is_set_back = True
             self._trial.verdict.forgive()
             self._for_a_while(lambda: self._start(site))
 
-        self._after(self._random.choice((0.1, 0.5, 2.0)), put_back)
+        self._after(self._random.choice((0.1, 0.5, 2.0, 8.0)), put_back)
 
     def destroy(self) -> None:
         """A site is gone for good; some time later, another takes its place."""

@@ -133,7 +133,8 @@ class Verdict:
     def on_acked(self, data: bytes, level: str, index: int, epoch: int) -> None:
         """A publisher was told that an event is stored."""
         self.acked[data] = Acked(level, index, epoch)
-        if level != "quorum" or self.is_over(data):
+        # A home that was replaced may have taken later ones alone, in the place of this.
+        if level != "quorum" or self.is_over(data) or (self.thins and epoch < max(self.entries)):
             return
         self._keep(index, data, epoch)
         if not self.has_lost and not any(
