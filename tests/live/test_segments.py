@@ -17,7 +17,7 @@ from skerry.log import durable, live
 from skerry.log.durable import DurableSubscription
 from skerry.log.follow import Start
 from skerry.log.live import LiveSubscription
-from skerry.log.segments import Extent, delete_consumer, make_consumer
+from skerry.log.segments import Extent, delete_consumer, find_consumer, make_consumer
 from skerry.log.topics import stream_config
 from skerry.model.event import Event, index_of
 from skerry.model.fabric import Step, TopicEntry
@@ -635,6 +635,30 @@ async def test_events_that_wait_here_are_not_given_twice_behind_a_roll(
         await until(lambda: subscription._created != first)
         await publish(client, "d")
         assert await take(subscription, 4, ack=True) == ["1 a", "2 b", "3 c", "4 d"]
+
+
+async def test_a_consumer_that_is_just_being_made_has_more_than_the_engine_says(
+    client: Client, log: ChainByHand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says that nothing is pending, to one of forty who ask meanwhile (ADR 10); here to all."""
+    find = find_consumer
+
+    async def early(*arguments: Any) -> Any:
+        found = await find(*arguments)
+        if found is None or found[1]["delivered"]["consumer_seq"]:
+            return found
+        return found[0], {**found[1], "num_pending": 0}
+
+    monkeypatch.setattr(durable, "find_consumer", early)
+    await publish(client, "a", "b", "c", topic="t/x")
+    place = (JetStream(client._open.connection), "t", "t/x", Start(index=1))
+    async with await DurableSubscription(*place, name="d", settle=as_in_a_fabric).open() as reader:
+        await until(lambda: len(reader._held) == 3)
+        first = reader._created
+        await log.roll()
+        await until(lambda: reader._created != first)
+        await publish(client, "d", topic="t/x/y")
+        assert await take(reader, 4, ack=True) == ["1 a", "2 b", "3 c", "4 d"]
 
 
 async def test_what_the_engine_sends_twice_at_once_is_given_once(

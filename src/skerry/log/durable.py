@@ -27,6 +27,8 @@ import contextlib
 import logging
 from typing import Any
 
+import msgspec
+
 from skerry.engine.jetstream import STREAM_NOT_FOUND, ApiError
 from skerry.engine.lines import pub
 from skerry.engine.link import Down
@@ -43,8 +45,8 @@ from skerry.log.segments import (
     segment_at,
 )
 from skerry.log.topics import unknown_topic
-from skerry.model.event import Event
-from skerry.model.names import check_subscription
+from skerry.model.event import Event, parse_headers
+from skerry.model.names import check_subscription, stored_subject
 
 log = logging.getLogger("skerry.subscription")
 
@@ -181,7 +183,7 @@ class DurableSubscription(Subscription):
         try:
             while segment == self._segment and self._error is None:
                 info = await self._jetstream.consumer(segment.stream, self.name)
-                if info is None or _is_done(info):
+                if info is None or await self._is_done(segment, info):
                     self._repair()
                 await asyncio.sleep(ACKS_EVERY)
         except SkerryError as error:
@@ -237,7 +239,7 @@ class DurableSubscription(Subscription):
                 f"the durable subscription {self.name!r} of {self.topic} was removed",
                 "Subscribe again to make a new one.",
             )
-        elif not found[0].is_active and _is_done(found[1]):
+        elif not found[0].is_active and await self._is_done(*found):
             await self._move(*found)
             await self._find_consumer()
         else:
@@ -267,6 +269,32 @@ class DurableSubscription(Subscription):
             return False
         self._created = made["created"]
         return True
+
+    async def _is_done(self, segment: Segment, consumer: dict[str, Any]) -> bool:
+        """Whether the consumer has delivered all of a frozen segment, and all of that is
+        acknowledged."""
+        if consumer["num_pending"] or consumer["num_ack_pending"]:
+            return False
+        delivered = consumer["delivered"]
+        # While the engine makes a consumer it says of it that nothing is pending (2.15.1).
+        return delivered["consumer_seq"] > 0 or not await self._has(
+            segment, delivered["stream_seq"]
+        )
+
+    async def _has(self, segment: Segment, behind: int) -> bool:
+        """Whether a segment has an event for this subscription behind an index."""
+        subject = stored_subject(self.topic)
+        for wanted in (subject, f"{subject}.>"):
+            answer = await self._jetstream.ask(
+                f"{self._jetstream.prefix}DIRECT.GET.{segment.stream}",
+                msgspec.json.encode({"seq": behind + 1, "next_by_subj": wanted}),
+                recovering=False,
+            )
+            if not answer.status:
+                index = int(parse_headers(answer.head)["Nats-Sequence"])
+                if index <= segment.last:
+                    return True
+        return False
 
     async def _move(self, segment: Segment, existing: dict[str, Any]) -> None:
         """All of a frozen segment is done with: have the consumer on the next one."""
@@ -342,11 +370,6 @@ class DurableSubscription(Subscription):
                 self.topic,
                 self.name,
             )
-
-
-def _is_done(consumer: dict[str, Any]) -> bool:
-    """Whether it has delivered all there is, and all of that is acknowledged."""
-    return not consumer["num_pending"] and not consumer["num_ack_pending"]
 
 
 def _filters_of(config: dict[str, Any]) -> list[str]:
