@@ -302,7 +302,8 @@ class Store(Listener):
             except EngineError:
                 if self._connection.now() > deadline:
                     raise
-                await self._connection.wait_up(deadline)
+            await asyncio.sleep(0.05)
+            await self._connection.wait_up(deadline)
 
     async def _load_once(self) -> None:
         """The same, through a throw-away consumer."""

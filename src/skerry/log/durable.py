@@ -27,8 +27,6 @@ import contextlib
 import logging
 from typing import Any
 
-import msgspec
-
 from skerry.engine.jetstream import STREAM_NOT_FOUND, ApiError
 from skerry.engine.lines import pub
 from skerry.engine.link import Down
@@ -42,11 +40,12 @@ from skerry.log.segments import (
     delete_consumer,
     find_consumer,
     make_consumer,
+    next_index,
     segment_at,
 )
 from skerry.log.topics import unknown_topic
-from skerry.model.event import Event, parse_headers
-from skerry.model.names import check_subscription, stored_subject
+from skerry.model.event import Event
+from skerry.model.names import check_subscription
 
 log = logging.getLogger("skerry.subscription")
 
@@ -275,25 +274,15 @@ class DurableSubscription(Subscription):
         acknowledged."""
         if consumer["num_pending"] or consumer["num_ack_pending"]:
             return False
-        delivered = consumer["delivered"]
-        # While the engine makes a consumer it says of it that nothing is pending (2.15.1).
-        return delivered["consumer_seq"] > 0 or not await self._has(
-            segment, delivered["stream_seq"]
-        )
-
-    async def _has(self, segment: Segment, behind: int) -> bool:
-        """Whether a segment has an event for this subscription behind an index."""
-        subject = stored_subject(self.topic)
-        for wanted in (subject, f"{subject}.>"):
-            answer = await self._jetstream.ask(
-                f"{self._jetstream.prefix}DIRECT.GET.{segment.stream}",
-                msgspec.json.encode({"seq": behind + 1, "next_by_subj": wanted}),
-                recovering=False,
-            )
-            if not answer.status:
-                index = int(parse_headers(answer.head)["Nats-Sequence"])
-                if index <= segment.last:
-                    return True
+        # While the engine makes a consumer, or recovers one, it may say that nothing is pending.
+        behind = consumer["delivered"]["stream_seq"] + 1
+        with contextlib.suppress(Moved):
+            for subject in _filters_of(consumer["config"]) or ["e.>"]:
+                asked = {"seq": behind, "next_by_subj": subject}
+                index = await next_index(self._jetstream, segment.stream, asked)
+                if index is not None and index <= segment.last:
+                    return False
+            return True
         return False
 
     async def _move(self, segment: Segment, existing: dict[str, Any]) -> None:
