@@ -100,7 +100,7 @@ class Openings:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience
         answers: dict[str, State] = {}
-        told = False
+        told = is_behind = False
         while (entry := self._waits(local)) is not None:
             if self._links.is_locked:  # nobody can be linked yet
                 deadline = loop.time() + self._patience + REDIAL
@@ -113,9 +113,10 @@ class Openings:
             verdict = self._judge(local, entry, answers)
             try:
                 if verdict is False:
+                    is_behind = True  # for good, also if those who are ahead answer no more
                     log.error("%s does not open here: %s", entry.name, self._why(local, answers))
                     await self.renew(entry)
-                elif verdict and (is_over or others <= answers.keys()):
+                elif verdict and not is_behind and (is_over or others <= answers.keys()):
                     await self._reopen(local, entry)
                     if self.tide is not None and doubt is not None:
                         self.tide.settle(local.name, doubt)
