@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from itertools import product
 
 import msgspec
 import pytest
@@ -57,18 +56,6 @@ def test_the_same_seed_gives_the_same_trace() -> None:
     environment = os.environ | {"PYTHONHASHSEED": "5", "PYTHONIOENCODING": "utf-8"}
     told = subprocess.run(command, env=environment, capture_output=True, check=True).stdout
     assert told.decode().splitlines()[:-1] == trace
-
-
-@pytest.mark.parametrize("count", range(1, 8))
-def test_a_home_that_may_stay_open_is_not_replaced(count: int) -> None:
-    """Whoever is sealed and whoever answers: the home goes on only if too few for an election are
-    sealed; and as long as enough answer that they are not, it does."""
-    members = [f"m{number}" for number in range(count)]
-    for marks in product((None, 6, 7, 8), repeat=count):
-        sealed = {site: mark for site, mark in zip(members, marks, strict=True) if mark is not None}
-        free = sum(mark <= 7 for mark in sealed.values())
-        may_stay = promotion.may_stay_open(7, members, sealed)
-        assert may_stay == (count - free < read_quorum(count))
 
 
 # Rules of the core, broken. Each stands for a mistake that looks harmless.
