@@ -11,7 +11,7 @@ A power cut takes what was not flushed yet, and perhaps the newest line here as 
 also says in which boot of the machine it was written, and whether the site was stopped in order.
 
 Who puts an older copy of the whole folder in its place takes this file back, too. So it counts how
-often it was written, and other sites are told that number, and tell it back (`fabric/links.py`).
+often logs had grown, and other sites are told that number, and tell it back (`fabric/links.py`).
 Before one of them was heard it does not count on: an older folder would soon look like the newest.
 The folder has a name, made at random, so that numbers of another one say nothing about it.
 """
@@ -110,7 +110,7 @@ class Tide:
 
     @property
     def number(self) -> int:
-        """How often what is remembered was written down."""
+        """How often logs had grown when that was written down."""
         return self._known.number
 
     @property

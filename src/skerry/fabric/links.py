@@ -58,7 +58,7 @@ class Beat(msgspec.Struct, array_like=True):
     echo: float = 0.0
     held: float = 0.0
     tide: tuple[str, int] = ("", 0)
-    """The sender's folder, and how often it wrote down what it has (`skerry.engine.tide`)."""
+    """The sender's folder, and how often its logs had grown (`skerry.engine.tide`)."""
     known: tuple[str, int] = ("", 0)
     """The same of the receiver, the highest that the sender has heard."""
 
