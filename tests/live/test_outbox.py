@@ -257,6 +257,91 @@ async def test_what_one_home_took_the_next_does_not_take_again(fabric: LocalFabr
         assert await texts_at(fabric["barn"]) == ["first", *numbers(150)]
 
 
+async def test_what_is_published_before_the_home_reads_arrives_though_its_log_lets_go_of_events(
+    fabric: LocalFabric,
+) -> None:
+    """A home that finds nothing of this outbox in its log, whose first events are gone, begins with
+    the first event of the outbox, and not with what came since its own last one."""
+    async with fabric.connect("lab") as client, nats_client(fabric["farm"]) as plain:
+        await client.create_topic("t", home="lab", max_events=1000)
+        await publish(client, "t", numbers(1100))
+
+        async def go_on() -> None:
+            async with client.publisher("t") as publisher:
+                while True:
+                    await publisher.send("busy")
+                    await asyncio.sleep(0.01)
+
+        busy = asyncio.create_task(go_on())
+        for text in numbers(10):
+            await plain.request("p.t", text.encode(), timeout=20)
+        await is_emptied(fabric["farm"])
+        busy.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await busy
+        assert [text for text in await texts_at(fabric["lab"]) if len(text) < 3] == numbers(10)
+
+
+async def test_a_hub_that_passes_on_begins_with_the_first_event_of_an_outbox() -> None:
+    """No link leads from the publisher's site to the home, and the hub's own outbox, which takes
+    the events on their way, has let go of others before."""
+    alone = {"link_port": None}
+    async with (
+        LocalFabric(SITES, mqtt_port=0, each={"farm": alone, "lab": alone}) as fabric,
+        fabric.connect("hub") as client,
+        nats_client(fabric["farm"]) as plain,
+    ):
+        await client.create_topic("t", home="lab")
+        await publish(client, "t", numbers(5), ack="outbox")
+        await is_emptied(fabric["hub"])
+
+        async def go_on() -> None:
+            async with client.publisher("t", ack="outbox") as publisher:
+                while True:
+                    await publisher.send("busy")
+                    await asyncio.sleep(0.01)
+
+        busy = asyncio.create_task(go_on())
+        for text in numbers(10):
+            await plain.request("p.t", text.encode(), timeout=20)
+        await is_emptied(fabric["farm"])
+        busy.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await busy
+        await is_emptied(fabric["hub"])
+        texts = [text for text in await texts_at(fabric["lab"]) if text != "busy"]
+        assert texts == [*numbers(5), *numbers(10)]
+
+
+async def test_a_home_that_forgot_how_far_it_had_read_is_told(fabric: LocalFabric) -> None:
+    """All that it had read of this outbox has aged out of its log, which a replica that is away has
+    yet to get; and its site is started anew. Events without ids are stored once all the same."""
+    async with fabric.connect("hub", "admin") as admin:
+        await admin.create_topic("t", home="lab", replicas=1, spread="hub", max_events=20)
+        await admin.publish("t", "first", ack="quorum")
+        await fabric.add("barn")
+        await admin.set_topic("t", replicas=1, spread="barn")
+        await fabric.stop("barn")
+        async with nats_client(fabric["farm"]) as plain:
+            for text in numbers(10):
+                await plain.request("p.t", text.encode(), timeout=20)
+        await has(fabric["lab"], "t", 11)
+        part = fabric.agent("farm").fabric
+        assert part is not None
+        await until(lambda: part.outbox._read.get("t", ("", 0, 0))[2] == 10)
+        await publish(admin, "t", [f"more {n}" for n in range(30)], ack="home")
+        assert await waiting_at(fabric["farm"]) == 10
+        await fabric.crash("lab")
+        await fabric.start("lab")
+        async with nats_client(fabric["farm"]) as plain:
+            await plain.request("p.t", b"10", timeout=20)
+        await has(fabric["lab"], "t", 42)
+        assert (await texts_at(fabric["lab"]))[-2:] == ["more 29", "10"]
+        await fabric.start("barn")
+        await is_emptied(fabric["farm"])
+        assert await last_at(fabric["lab"], "t") == 42
+
+
 async def test_outboxes_of_several_sites_are_read_side_by_side(fabric: LocalFabric) -> None:
     """And every one's own topics; the home's own outbox too."""
     names = {"hub": "a", "farm": "b", "lab": "c"}

@@ -476,8 +476,9 @@ class Copies:
 
     # Outboxes
 
-    async def add_source(self, name: str, site: str, until: float) -> None:
-        """Read the outbox of `site` for this topic, whose home is here."""
+    async def add_source(self, name: str, site: str, until: float, start: int) -> None:
+        """Read the outbox of `site` for this topic, whose home is here; from `start` on, if the log
+        does not tell."""
         local = self.logs.of(name)
         async with local.lock:
             entry = self.entry(name)
@@ -485,6 +486,7 @@ class Copies:
                 raise FabricError(f"the home of {name} is not here")
             known = site in local.sources
             local.sources[site] = until
+            self.following.relay.begin(local.signpost, site, start)
             if not known:
                 await self.logs.update(local, self.logs.home(local, entry))
 

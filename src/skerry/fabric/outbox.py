@@ -27,7 +27,7 @@ from skerry.fabric.peers import ANSWER, Peers, is_held
 from skerry.fabric.streams import OUTBOX, source_config
 from skerry.fabric.tasks import Tasks
 from skerry.model.fabric import TopicEntry
-from skerry.model.names import SiteText, TopicText, is_own, is_within, outbox_subject
+from skerry.model.names import SiteText, TopicText, is_own, is_within, outbox_subject, stream_of
 
 log = logging.getLogger("skerry.fabric")
 
@@ -46,11 +46,13 @@ TIDY = 1.0
 
 class SourceRequest(msgspec.Struct):
     """Asks a home to read the outbox of `site`; with `via`, a hub to take it into its own outbox,
-    because no link leads from there to the home."""
+    because no link leads from there to the home. If its log does not tell how far it has read, it
+    begins at `start`."""
 
     name: TopicText
     site: SiteText
     via: bool = False
+    start: int = 1
 
 
 class Taken(msgspec.Struct):
@@ -91,6 +93,9 @@ class Outbox:
         self._aside: asyncio.Task[None] | None = None
         self._still: dict[str, tuple[int, float, float]] = {}
         """How far homes have read, since when, and when they said so last."""
+        self._read: dict[str, tuple[str, int, int]] = {}
+        """Who had read a topic's events, in which epoch, and how far. It may forget that if its log
+        has let go of them all, while too few members hold them for us to remove them here."""
         self.seen: dict[str, float] = {}
         """Topics, and when the outbox last held events of them: who publishes through it is no
         client that tells."""
@@ -217,13 +222,18 @@ class Outbox:
         """Whom to ask to read this outbox: the home, or the hub where no link leads there."""
         hub = self._copies.hub
         via = not self._links.can_reach(entry.home) and hub != self._site
-        return (hub if via else entry.home), SourceRequest(entry.name, self._site, via)
+        target = hub if via else entry.home
+        reader, epoch, read = self._read.get(entry.name, ("", 0, 0))
+        start = read + 1 if (reader, epoch) == (target, entry.epoch) else 1
+        return target, SourceRequest(entry.name, self._site, via, start)
 
     async def _tidy(self, entry: TopicEntry) -> None:
         with contextlib.suppress(SkerryError):
             target, body = self._target(entry)
             data = await self._peers.ask(target, "peer.taken", body, 2 * ANSWER)
             told = msgspec.json.decode(data, type=Taken)
+            if told.read:
+                self._read[entry.name] = target, entry.epoch, told.read
             if taken := told.seq:
                 subject = f"o.{self._site}.{entry.name.replace('/', '.')}"
                 for filter_ in (subject, f"{subject}.>"):
@@ -261,10 +271,11 @@ class Outbox:
         if request.via:
             known = (request.name, request.site) in self._forwards
             self._forwards[request.name, request.site] = until
+            self._copies.following.relay.begin(stream_of(request.name), request.site, request.start)
             if not known:
                 await self._set_forwards()
             return
-        await self._copies.add_source(request.name, request.site, until)
+        await self._copies.add_source(request.name, request.site, until, request.start)
 
     async def taken(self, request: SourceRequest) -> Taken:
         """How far it was read, by enough members."""

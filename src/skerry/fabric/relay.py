@@ -12,7 +12,11 @@ its engine need not ask (`go_on`): it takes what comes to the delivery subject f
 the name it knows, if the first index follows on its last. If not, it asks. Only so within a site:
 the engine counts deliveries, and what a link lost could fit to its count by chance.
 
-Sources, which bring outboxes home, do the same with `$JS.UP.<site>.API.…`.
+Sources, which bring outboxes home, do the same with `$JS.UP.<site>.API.…`. An engine that finds
+nothing of an outbox in a log whose first events are gone asks for what came since the log's last
+event was stored, by the clock (measured: it left out what an outbox had from before). An outbox
+has only what is still to be brought home, so it is read from its first event on, or from where the
+outbox's site knows that this home was (`begin`).
 
 An engine that gets an error, or no answer within 30 s, is deaf for 10 s, then 20, up to 120: it
 neither asks nor hears a heartbeat (measured: a copy followed 24 s after its holder was back). So it
@@ -111,6 +115,8 @@ class Relay:
         self._asked: dict[tuple[str, str], tuple[str, bytes, float]] = {}
         """The engine's last questions: the call, what it says, and when."""
         self._answering: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._begins: dict[tuple[str, str], int] = {}
+        """Where sources begin of which the engine knows nothing."""
         self._stale: set[tuple[str, str]] = set()
         """Questions whose answer, if one is under way, would be another one now."""
         self._tasks = Tasks("answering the engine")
@@ -136,6 +142,10 @@ class Relay:
         """Whether the engine was given a holder whose link has held since, or is about to be. To
         ask again would only cost time: the engine does so at most every two seconds."""
         return (stream, source) in self._holders or (stream, source) in self._answering
+
+    def begin(self, stream: str, source: str, start: int) -> None:
+        """Have a source of which the engine finds nothing in its log begin there."""
+        self._begins[stream, source] = start
 
     def reads(self, stream: str) -> Reading | None:
         """What a mirror reads now."""
@@ -222,11 +232,11 @@ class Relay:
             changed = self._changed
             self._stale.discard(key)
             try:
-                if (holder := await self._choose(question)) is not None:
+                if self._is_clear(question) and (holder := await self._choose(question)):
                     site, origin = holder
                     answer = await self._connection.request(
                         f"$JS.{site}.API.{_at(call, question, origin)}",
-                        _from(data, question, origin),
+                        self._from(data, question, origin),
                         timeout=ATTEMPT + self._way(site),
                     )
                     if answer.status != NO_RESPONDERS and b'"error":' not in answer.data:
@@ -255,17 +265,29 @@ class Relay:
                 # So that there is always a question to be answered.
                 self._connection.publish(self._delivery[key], head=_MISFIT)
 
+    def _is_clear(self, question: Question) -> bool:
+        """Whether it is known where to begin: the site of an outbox says so when it has us read."""
+        key = question.stream, question.source
+        return question.start > 0 or not question.source or key in self._begins
+
+    def _from(self, data: bytes, question: Question, origin: str) -> bytes:
+        """What the call says, said to the holder."""
+        if not question.source:
+            if origin == question.stream:
+                return data
+            return msgspec.json.encode({**msgspec.json.decode(data), "stream_name": origin})
+        if question.start:
+            return data
+        wanted = msgspec.json.decode(data)
+        wanted["config"].pop("opt_start_time", None)
+        start = self._begins[question.stream, question.source]
+        wanted["config"] |= {"deliver_policy": "by_start_sequence", "opt_start_seq": start}
+        return msgspec.json.encode(wanted)
+
 
 def _at(call: str, question: Question, origin: str) -> str:
     """The call that makes a consumer of `origin`, which the holder has as the log asked for."""
     return call if question.source else call.replace(f".{question.stream}", f".{origin}", 1)
-
-
-def _from(data: bytes, question: Question, origin: str) -> bytes:
-    """The same for what the call says."""
-    if question.source or origin == question.stream:
-        return data
-    return msgspec.json.encode({**msgspec.json.decode(data), "stream_name": origin})
 
 
 def _nobody(stream: str, asked: bytes) -> bytes:
