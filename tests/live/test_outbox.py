@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import shutil
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
@@ -328,7 +329,7 @@ async def test_a_home_that_forgot_how_far_it_had_read_is_told(fabric: LocalFabri
         await has(fabric["lab"], "t", 11)
         part = fabric.agent("farm").fabric
         assert part is not None
-        await until(lambda: part.outbox._read.get("t", ("", 0, 0))[2] == 10)
+        await until(lambda: [read for _, _, read in part.outbox._read.values()] == [10])
         await publish(admin, "t", [f"more {n}" for n in range(30)], ack="home")
         assert await waiting_at(fabric["farm"]) == 10
         await fabric.crash("lab")
@@ -340,6 +341,41 @@ async def test_a_home_that_forgot_how_far_it_had_read_is_told(fabric: LocalFabri
         await fabric.start("barn")
         await is_emptied(fabric["farm"])
         assert await last_at(fabric["lab"], "t") == 42
+
+
+@pytest.mark.parametrize("then", ["set back", "replaced"])
+async def test_an_outbox_that_begins_again_loses_nothing(fabric: LocalFabric, then: str) -> None:
+    """Its folder is an older copy, or there is another site of its name: it gives indexes again
+    that the home had read. Events without ids, as those of any plain client."""
+    async with fabric.connect("hub", "admin") as admin:
+        await admin.create_topic("t", home="lab")
+        async with nats_client(fabric["farm"]) as plain:
+            for text in numbers(10):
+                await plain.request("p.t", text.encode(), timeout=20)
+        await is_emptied(fabric["farm"])
+        folder, copy = fabric.root / "farm", fabric.root / "copy"
+        await fabric.stop("farm")
+        shutil.copytree(folder, copy)
+        await fabric.start("farm")
+        async with nats_client(fabric["farm"]) as plain:
+            for text in numbers(10, 10):
+                await plain.request("p.t", text.encode(), timeout=20)
+        await is_emptied(fabric["farm"])
+        await fabric.crash("farm")
+        shutil.rmtree(folder)
+        if then == "set back":
+            copy.rename(folder)
+            await fabric.start("farm")
+        else:
+            await admin.drain_site("farm")
+            await admin.remove_site("farm")
+            await fabric.add("farm")
+        async with nats_client(fabric["farm"]) as plain:
+            for text in numbers(15, 20):
+                await plain.request("p.t", text.encode(), timeout=20)
+        await has(fabric["lab"], "t", 35)
+        assert await texts_at(fabric["lab"]) == numbers(35)
+        await is_emptied(fabric["farm"])
 
 
 async def test_outboxes_of_several_sites_are_read_side_by_side(fabric: LocalFabric) -> None:

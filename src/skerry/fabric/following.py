@@ -27,7 +27,7 @@ from skerry.fabric.streams import Local
 from skerry.fabric.tasks import Tasks
 from skerry.fabric.tree import FANOUT, choose_parent
 from skerry.model.fabric import CopyRecord, TopicEntry, copy_key
-from skerry.model.names import segment_of_stream
+from skerry.model.names import segment_of_stream, site_of_box
 
 log = logging.getLogger("skerry.fabric")
 
@@ -166,7 +166,7 @@ class Following:
     async def _answer(self, question: Question) -> tuple[str, str] | None:
         """The holder that a mirror may read now, and its stream; see `Relay`."""
         if question.source:
-            return question.source, question.stream
+            return site_of_box(question.source), question.stream
         if question.stream == STORE_STREAM:
             return self._store.origin, STORE_STREAM
         if (part := self._welds(question.stream, question.start)) is not None:
@@ -307,10 +307,8 @@ class Following:
                     self.choose(local, entry)
                 if local.parent in self._links.up and not self.relay.is_reading(local.stream):
                     self.relay.again(local.stream)
-            elif (
-                local.kind == "home"
-                and is_up
-                and peer in local.sources
-                and not self.relay.is_reading(local.signpost, peer)
-            ):
-                self.relay.again(local.signpost, peer)
+            elif local.kind == "home" and is_up:
+                for box in local.sources:
+                    of_peer = site_of_box(box) == peer
+                    if of_peer and not self.relay.is_reading(local.signpost, box):
+                        self.relay.again(local.signpost, box)

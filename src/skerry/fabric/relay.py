@@ -40,7 +40,7 @@ from skerry.engine.link import Down
 from skerry.engine.wire import NO_RESPONDERS, Connection
 from skerry.errors import SkerryError
 from skerry.fabric.tasks import Tasks
-from skerry.model.names import STREAM_PREFIX
+from skerry.model.names import kept_topic, stream_of
 
 log = logging.getLogger("skerry.fabric")
 
@@ -65,7 +65,7 @@ class Question(msgspec.Struct, frozen=True):
 
     stream: str
     source: str
-    """The site whose outbox is read; empty for a mirror."""
+    """The box that is read, of an outbox; empty for a mirror."""
     start: int
     """The first index it lacks; 0: from the beginning."""
 
@@ -203,9 +203,8 @@ class Relay:
         wanted = msgspec.json.decode(data, type=_Create).config
         stream = words[words.index("CREATE") + 1]
         if source and wanted.filter_subjects:  # of the outbox, for the topic that it filters
-            stream = STREAM_PREFIX + wanted.filter_subjects[0].removesuffix(".>").replace(
-                f"o.{source}.", ""
-            ).replace(".", "~")
+            source, topic = kept_topic(wanted.filter_subjects[0].removesuffix(".>"))
+            stream = stream_of(topic)
         question = Question(stream, source, wanted.opt_start_seq)
         key = (stream, source)
         self._delivery[key] = wanted.deliver_subject
