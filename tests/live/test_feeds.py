@@ -14,6 +14,7 @@ import pytest
 
 import skerry
 from skerry import Client, errors
+from skerry.feeds.home import Place
 from skerry.feeds.subscription import QuerySubscription
 from skerry.model.feeds import Joined, Left, Missed, Received
 from skerry.testing import LocalFabric, LocalSite
@@ -53,6 +54,30 @@ async def test_events_of_matching_feeds_arrive_as_feeds_come_change_and_go(clien
             assert await take(found, 1) == [("Left", other.id)]
         assert await take(found, 1) == [("Left", feed.id)]
     assert await client.feeds() == []
+
+
+async def test_what_a_feed_publishes_while_its_log_is_read_is_handed_out_though_it_leaves(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The home's answer is under way, and has none of it; then the feed matches no more."""
+    async with client.query('room = "1"') as found:
+        check, asked, goes_on = found._homes._check, asyncio.Event(), asyncio.Event()
+
+        async def wait_and_check(place: Place) -> None:
+            asked.set()
+            await goes_on.wait()
+            await check(place)
+
+        monkeypatch.setattr(found._homes, "_check", wait_and_check)
+        async with await client.feed({"room": "1"}) as feed:
+            await asked.wait()
+            await feed.publish("1")
+            await feed.publish("2")
+            await feed.set({"room": "2"})
+            (member,) = found._read
+            await until(lambda: member.until is not None and len(member.held) == 2)
+            goes_on.set()
+            assert await take(found, 4) == [("Joined", feed.id), "1", "2", ("Left", feed.id)]
 
 
 async def test_queries_span_sites_and_events_cross_a_link_only_if_they_match() -> None:

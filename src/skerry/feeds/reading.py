@@ -267,6 +267,7 @@ class Reading(Items):
     async def _try_fill(self, member: Member) -> bool:
         """Take what the home has, as much as there is room for; False: it does not answer."""
         member.is_behind = False
+        until = member.until  # were it set while we ask, what it means may come behind the answer
         try:
             async for event in self._homes.behind(member.feed.topic, member.last, member.since):
                 if 0 < member.lacks < event.index:
@@ -284,8 +285,8 @@ class Reading(Items):
             self._put(Missed(member.feed, member.lacks, member.lacks))
             member.last = member.lacks
         member.lacks, member.since = 0, None
-        if member.until is not None:  # there is no more of it, or it aged out
-            member.last = max(member.last, member.until)
+        if until is not None:  # there is no more of it, or it aged out
+            member.last = max(member.last, until)
         return True
 
     async def _follow(self, member: Member) -> None:
