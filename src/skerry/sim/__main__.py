@@ -3,6 +3,7 @@
     python -m skerry.sim --seeds 0:1000 --jobs 2
     python -m skerry.sim 77 --trace
     python -m skerry.sim 77 --without seal
+    python -m skerry.sim --rules --seeds 0:3000 --jobs 2
 
 A trial that fails is tried again with faults left out, until none can be spared.
 """
@@ -15,8 +16,9 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
+from typing import TypeVar
 
 from skerry.sim.controls import CONTROLS, without
 from skerry.sim.trial import Outcome, Trial
@@ -24,6 +26,9 @@ from skerry.sim.trial import Outcome, Trial
 SHOWN = 5
 """Trials of many that failed, of which it is told how."""
 CHUNK = 20
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def main() -> int:
@@ -42,6 +47,10 @@ def main() -> int:
         "--without", metavar="RULE", choices=CONTROLS,
         help=f"leave out a rule of what ships: {', '.join(CONTROLS)}",
     )  # fmt: skip
+    parser.add_argument(
+        "--rules", action="store_true",
+        help="leave out each rule in turn, and tell which trial is the first to fail",
+    )  # fmt: skip
     options = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets is part of a trial
         arguments = [sys.executable, "-m", "skerry.sim", *sys.argv[1:]]
@@ -50,7 +59,8 @@ def main() -> int:
         parser.error("give a SEED, or --seeds FROM:TO")
     if options.seeds:
         first, _, end = options.seeds.partition(":")
-        return campaign(range(int(first), int(end)), options)
+        seeds = range(int(first), int(end))
+        return try_rules(seeds, options) if options.rules else campaign(seeds, options)
     only = None if options.only is None else {int(n) for n in options.only.split(",") if n}
     with _rules(options.without):
         trial = Trial(options.seed, options.trace, only)
@@ -141,12 +151,35 @@ def campaign(seeds: range, options: argparse.Namespace) -> int:
 
 
 def _outcomes(seeds: range, options: argparse.Namespace) -> Iterator[tuple[Outcome, str]]:
-    work = partial(_try, options.without)
-    if options.jobs == 1:
-        yield from map(work, seeds)
+    yield from _each(partial(_try, options.without), seeds, options.jobs, CHUNK)
+
+
+def _each(work: Callable[[T], R], all: Iterable[T], jobs: int, chunk: int) -> Iterator[R]:
+    if jobs == 1:
+        yield from map(work, all)
         return
-    with multiprocessing.Pool(options.jobs) as pool:
-        yield from pool.imap_unordered(work, seeds, CHUNK)
+    with multiprocessing.Pool(jobs) as pool:
+        yield from pool.imap_unordered(work, all, chunk)
+
+
+def try_rules(seeds: range, options: argparse.Namespace) -> int:
+    """Leave out each rule: in which trial does that show? 1: one does not show in any."""
+    missed = 0
+    for rule, seed, told in _each(partial(_first_without, seeds), CONTROLS, options.jobs, 1):
+        missed += seed is None
+        shown = f"{seed - seeds.start + 1:6} trials: {told}" if seed is not None else "NOT NOTICED"
+        print(f"{rule:10} {shown}", flush=True)
+    return int(missed > 0)
+
+
+def _first_without(seeds: range, rule: str) -> tuple[str, int | None, str]:
+    """The first trial that fails without a rule, and does not fail with it."""
+    for seed in seeds:
+        with without(rule):
+            violation = Trial(seed).run().violation
+        if violation and not Trial(seed).run().violation:
+            return rule, seed, violation
+    return rule, None, ""
 
 
 if __name__ == "__main__":

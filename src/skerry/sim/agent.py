@@ -69,6 +69,11 @@ def stand_ins(quick: float, slow: float, lineage: int) -> Iterator[None]:
             setattr(module, name, value)
 
 
+def new_life() -> str:
+    """What `skerry.site.Site` draws for its outbox when it starts."""
+    return secrets.token_hex(4)
+
+
 class Disk:
     """The files of one site, in memory; stands for its `Folder`."""
 
@@ -260,7 +265,7 @@ class Agent:
         if token is not None and "fabric.json" not in self.disk.files:
             await join(folder, site_record(self.settings, self.ports), token)
         membership = self._membership()
-        life = secrets.token_hex(4)
+        life = new_life()
         self.engine.file = first_wiring(self.site, membership, life)
         self.engine.start()
         connection = await Connection.open(self.address("admin"), PATIENCE, "agent")

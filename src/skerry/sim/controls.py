@@ -11,11 +11,14 @@ from msgspec.structs import replace
 
 from skerry.directory.store import Store
 from skerry.engine.tide import Tide
+from skerry.fabric import outbox
 from skerry.fabric.copies import Copies
 from skerry.fabric.following import Following
 from skerry.fabric.links import Links
 from skerry.fabric.logs import Logs
 from skerry.fabric.opening import Openings
+from skerry.fabric.outbox import Outbox
+from skerry.fabric.relay import Relay
 from skerry.fabric.tails import Tails
 from skerry.fabric.upkeep import Upkeep
 from skerry.log.kept import Kept
@@ -23,6 +26,7 @@ from skerry.log.reports import Reports
 from skerry.log.sending import Sending
 from skerry.model import promotion
 from skerry.model.promotion import Copy, Decision, State
+from skerry.sim import agent
 
 Broken = list[tuple[Any, str, Any]]
 
@@ -256,6 +260,48 @@ def _nothing_kept() -> Broken:
     return [(Tails, "_keep", keep), (Kept, "lose_beyond", lose)]
 
 
+# Outboxes
+
+
+def _begin_by_time() -> Broken:
+    """A home that knows nothing of an outbox begins with what came since its own last event."""
+    return [(Relay, "_from", lambda self, data, question, origin: data)]
+
+
+def _begin_at_the_first() -> Broken:
+    """A home that forgot how far it has read an outbox reads it again."""
+    return [
+        (
+            Relay,
+            "begin",
+            lambda self, stream, source, start: self._begins.update({(stream, source): 1}),
+        )
+    ]
+
+
+def _one_box() -> Broken:
+    """An outbox that gives indexes again is the one that homes have read."""
+    return [(agent, "new_life", lambda: "01234567")]
+
+
+def _boxes_at_once() -> Broken:
+    """Read what is published now beside what came before the site was started."""
+
+    async def is_read(self: Any, entry: Any, box: str) -> bool:
+        return True
+
+    return [(Outbox, "_is_read", is_read)]
+
+
+def _tidy_at_once() -> Broken:
+    """Remove from an outbox what the home alone has read."""
+
+    async def is_held(*args: Any) -> bool:
+        return True
+
+    return [(outbox, "is_held", is_held)]
+
+
 # Publishers
 
 
@@ -330,6 +376,11 @@ CONTROLS: dict[str, Callable[[], Broken]] = {
     "quorum": _too_few,
     "epochs": _any_epoch,
     "members": _anybody,
+    "begin": _begin_by_time,
+    "begin-again": _begin_at_the_first,
+    "box": _one_box,
+    "boxes": _boxes_at_once,
+    "tidy": _tidy_at_once,
     "recall": _no_recall,
     "probe": _no_probe,
     "back": _nothing_taken_back,

@@ -3,7 +3,9 @@
 A `Stream` is what is on disk, and what its engine remembers of it while it runs. A `Consumer` sends
 what a stream holds, to whoever asks or to a mirror. A `Mirror` asks for such a consumer, at most
 every two seconds, and stores what comes; what it does when something does not fit is the engine's
-own way (server/stream.go: setupMirrorConsumer, processInboundMirrorMsg), times included.
+own way (server/stream.go: setupMirrorConsumer, processInboundMirrorMsg), times included. A `Source`
+does the same beside what the stream takes itself (setStartingSequenceForSources,
+trySetupSourceConsumer, processInboundSourceMsg).
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ BACKOFF_MOST = 120.0
 it waits for an answer; without a message before it asks again; that it is deaf after each error in
 a row, and at the most."""
 HEARTBEAT = 1.0
-ON_DISK = ("config", "created", "messages", "first", "last", "subjects")
+ON_DISK = ("config", "created", "messages", "first", "last", "subjects", "places")
+SOURCE = "Nats-Stream-Source"
 
 NOT_FOUND = {"code": 404, "err_code": 10059, "description": "stream not found"}
 NO_MESSAGE = {"code": 404, "err_code": 10037, "description": "no message found"}
@@ -73,6 +76,10 @@ class Stream:
         self.ids: dict[str, tuple[int, int]] = {}
         self.consumers: dict[str, Consumer] = {}
         self.mirror: Mirror | None = None
+        self.sources: dict[str, Source] = {}
+        """By name: where it reads, and what (composeIName)."""
+        self.places: dict[str, int] = {}
+        """How far it has read each of them."""
         self._listens: list[str] = []
         self._inbox: deque[tuple[str, str, bytes, bytes]] = deque()
         self._is_stuck = False
@@ -88,6 +95,7 @@ class Stream:
         self._is_stuck = False
         self._listens = []
         self.mirror = None
+        self.sources = {}
         self.ids.clear()
         if "mirror" not in self.config:  # the engine does not read ids back for a mirror
             oldest = self._now() - self._window
@@ -105,7 +113,7 @@ class Stream:
         """The stream goes."""
         for consumer in list(self.consumers.values()):
             consumer.close()
-        self.config = {**self.config, "subjects": []}
+        self.config = {**self.config, "subjects": [], "sources": []}
         self.config.pop("mirror", None)
         self._tune()
 
@@ -122,8 +130,23 @@ class Stream:
         elif "mirror" not in self.config and self.mirror is not None:
             self.mirror.close()
             self.mirror = None
+        self._tune_sources()
         told = self.config.get("republish")
         self._told = (told["src"][:-1], told["dest"][:-1]) if told else None
+
+    def _tune_sources(self) -> None:
+        wanted = {_name_of(one): one for one in self.config.get("sources") or ()}
+        for name in self.sources.keys() - wanted.keys():
+            self.sources.pop(name).close()
+        self.places = {name: self.places.get(name, 0) for name in wanted}
+        unknown = {name for name, place in self.places.items() if not place}
+        for one in reversed(self.messages.values()) if unknown else ():
+            name, place = _place_of(one.head)
+            if name in unknown:
+                self.places[name] = place
+                unknown.discard(name)
+        for name in wanted.keys() - self.sources.keys():
+            self.sources[name] = Source(self, wanted[name], name)
 
     def copied(self) -> dict[str, Any]:
         """What of it is on disk."""
@@ -162,6 +185,11 @@ class Stream:
         answer = self._judge(subject, head, data)
         if reply and answer:
             self.engine.publish(reply, "", b"", answer)
+
+    def take_sourced(self, subject: str, head: bytes, data: bytes) -> None:
+        """Store what a source brings, unless its id is known."""
+        self._judge(subject, head, data)
+        self._json = None
 
     def _judge(self, subject: str, head: bytes, data: bytes) -> bytes:
         site = self.engine.site
@@ -260,6 +288,11 @@ class Stream:
     # Telling
 
     @property
+    def last_time(self) -> int:
+        """When the last message was stored; 0: there was none."""
+        return next(reversed(self.messages.values())).time if self.messages else 0
+
+    @property
     def is_whole(self) -> bool:
         """Whether no message is gone from inside."""
         return self.last - self.first + 1 == len(self.messages)
@@ -276,7 +309,14 @@ class Stream:
             state["subjects"] = {s: len(all) for s, all in self.subjects.items()}
         elif self._json is not None and self._json[0] == len(self.consumers):
             return self._json[1]
-        body = msgspec.json.encode({"config": self.config, "created": self.created, "state": state})
+        told: dict[str, Any] = {
+            "config": self.config, "created": self.created, "state": state,
+        }  # fmt: skip
+        if self.sources:
+            told["sources"] = [
+                {**one.origin, "seq": self.places[n]} for n, one in self.sources.items()
+            ]
+        body = msgspec.json.encode(told)
         if not about:
             self._json = len(self.consumers), body
         return body
@@ -338,6 +378,10 @@ class Consumer:
         policy = config.get("deliver_policy", "all")
         start = config.get("opt_start_seq", 0)
         self._only: list[int] | None = None
+        if policy == "by_start_time":
+            since = config["opt_start_time"]
+            late = (one.index for one in stream.messages.values() if one.time >= since)
+            start = next(late, stream.last + 1)
         if not start:
             start = stream.last + 1 if policy == "new" else stream.first
         if policy == "last_per_subject" and stream.config.get("max_msgs_per_subject") != 1:
@@ -518,8 +562,21 @@ class Mirror:
         self._cancel()
         self._ask()
 
+    @property
+    def origin(self) -> dict[str, Any]:
+        """Where it reads, as its stream's configuration says."""
+        return self.stream.config["mirror"]  # type: ignore[no-any-return]
+
+    def _beginning(self) -> dict[str, Any]:
+        """From where on."""
+        stream, start = self.stream, self.stream.last + 1
+        if not stream.messages and not stream.first:
+            start = self.origin.get("opt_start_seq", 0)
+        policy = "by_start_sequence" if start else "all"
+        return {"deliver_policy": policy, **({"opt_start_seq": start} if start else {})}
+
     def _ask(self) -> None:
-        now, stream = self._engine.now(), self.stream
+        now = self._engine.now()
         if not self._is_open:
             return
         self._cancel()
@@ -527,23 +584,15 @@ class Mirror:
             self._later()
             return
         self._asked = now
-        number = self._engine.count()
-        external = stream.config["mirror"]["external"]
-        start, policy = stream.last + 1, "by_start_sequence"
-        if not stream.messages and not stream.first:
-            start = stream.config["mirror"].get("opt_start_seq", 0)
-            policy = policy if start else "all"
+        number, name, external = self._engine.count(), self.origin["name"], self.origin["external"]
         config = {
-            "name": f"JS_MIRROR_{stream.name}", "sourcing": True, "ack_policy": "none",
-            "deliver_subject": f"{external['deliver']}.{number}", "deliver_policy": policy,
-            **({"opt_start_seq": start} if start else {}),
+            "name": f"JS_MIRROR_{self.stream.name}", "sourcing": True, "ack_policy": "none",
+            "deliver_subject": f"{external['deliver']}.{number}", **self._beginning(),
         }  # fmt: skip
         self._reply = f"$JSC.R.{number}"
         self._engine.subscribe(self._reply, self._on_answer)
-        body = msgspec.json.encode(
-            {"stream_name": stream.config["mirror"]["name"], "config": config}
-        )
-        subject = f"{external['api']}.CONSUMER.CREATE.{stream.config['mirror']['name']}"
+        body = msgspec.json.encode({"stream_name": name, "config": config})
+        subject = f"{external['api']}.CONSUMER.CREATE.{name}"
         self._engine.after(ANSWER, self._give_up, self._reply)
         self._engine.publish(subject, self._reply, b"", body)
 
@@ -565,16 +614,17 @@ class Mirror:
             self._later()
             return
         self._fails = 0
-        stream = self.stream
-        delivered = answer["delivered"]["stream_seq"]
-        if stream.last < delivered:
-            stream.skip(delivered)
         self._name, self._sent = answer["name"], 0
-        self._index = stream.last
+        self._begin(answer["delivered"]["stream_seq"])
         self._heard = self._engine.now()
         self._subject = answer["config"]["deliver_subject"]
         self._engine.subscribe(self._subject, self._on_message)
         self._engine.after(STALLED, self._check, self._subject)
+
+    def _begin(self, delivered: int) -> None:
+        if self.stream.last < delivered:
+            self.stream.skip(delivered)
+        self._index = self.stream.last
 
     def _check(self, subject: str) -> None:
         if self._is_open and self._subject == subject:
@@ -626,6 +676,91 @@ class Mirror:
             kept = [line for line in head.split(b"\r\n") if not line.startswith(b"Nats-Expected-")]
             head = b"\r\n".join(kept)
         self.stream.store(index, subject, head, data, when, id)
+
+
+class Source(Mirror):
+    """Reads some subjects of another stream, and stores them beside what else comes."""
+
+    def __init__(self, stream: Stream, origin: dict[str, Any], name: str) -> None:
+        self._origin = origin
+        self._called = name
+        super().__init__(stream)
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """As for a mirror."""
+        return self._origin
+
+    def _beginning(self) -> dict[str, Any]:
+        stream, place = self.stream, self.stream.places[self._called]
+        told: dict[str, Any] = {"deliver_policy": "all"}
+        if place:
+            told = {"deliver_policy": "by_start_sequence", "opt_start_seq": place + 1}
+        elif stream.first > 1 and stream.last_time:
+            told = {"deliver_policy": "by_start_time", "opt_start_time": stream.last_time}
+        return {**told, "filter_subjects": [one["src"] for one in self._transforms]}
+
+    @property
+    def _transforms(self) -> list[dict[str, str]]:
+        return self._origin["subject_transforms"]  # type: ignore[no-any-return]
+
+    def _begin(self, delivered: int) -> None:
+        self.stream.places[self._called] = max(self.stream.places[self._called], delivered)
+
+    def _take(self, subject: str, reply: str, head: bytes, data: bytes) -> None:
+        self._heard = self._engine.now()
+        if head.startswith(b"NATS/1.0 100"):
+            last = int(parse_headers(head).get("Nats-Last-Consumer", 0))
+            if last > 0 and last != self._sent:
+                self.again()
+            return
+        words = reply.split(".")
+        name, index, sent = words[-6], int(words[-4]), int(words[-3])
+        places = self.stream.places
+        if name != self._name:
+            return
+        if index <= places[self._called]:
+            if sent == self._sent + 1:
+                self._sent = sent
+            return
+        if sent != self._sent + 1:
+            if sent > self._sent:
+                self.again()
+            return
+        if not self.stream.has_room():
+            return
+        self._sent = sent
+        places[self._called] = index
+        kept = [
+            line for line in head[10:-2].split(b"\r\n")
+            if line and not line.startswith((b"Nats-Expected-", SOURCE.encode()))
+        ]  # fmt: skip
+        outbox, *rest = self._called.split(" ")
+        kept.append(f"{SOURCE}: {' '.join([outbox, str(index), *rest, subject])}".encode())
+        new = next(
+            _transformed(one, subject) for one in self._transforms if fits(one["src"], subject)
+        )
+        self.stream.take_sourced(new, b"\r\n".join([b"NATS/1.0", *kept, b"", b""]), data)
+
+
+def _name_of(source: dict[str, Any]) -> str:
+    ways = source["subject_transforms"]
+    words = ("\f".join(one[end] for one in ways) for end in ("src", "dest"))
+    return " ".join([f"{source['name']}:{source['external']['api']}", *words])
+
+
+def _place_of(head: bytes) -> tuple[str, int]:
+    """Which source brought a message, and its place there."""
+    if SOURCE.encode() not in head:
+        return "", 0
+    outbox, place, src, dest, _ = parse_headers(head)[SOURCE].split(" ")
+    return f"{outbox} {src} {dest}", int(place)
+
+
+def _transformed(way: dict[str, str], subject: str) -> str:
+    """The subject that it is stored under: `>` stands at the end of both, or of none."""
+    src, dest = way["src"].removesuffix(">"), way["dest"].removesuffix(">")
+    return dest + subject[len(src) :]
 
 
 def answer_of(engine: Engine, call: str, reply: str, data: bytes) -> bytes | None:

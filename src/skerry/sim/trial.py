@@ -39,7 +39,7 @@ QUIET = 60.0
 STUCK = 6.0
 """Seconds for which a publisher waits at the most while enough is there, if ways are short."""
 LOOK = 0.25
-LEVELS: tuple[Ack, ...] = ("quorum", "quorum", "home")
+LEVELS: tuple[Ack, ...] = ("quorum", "quorum", "home", "outbox")
 CUT_OFF: tuple[OnPartition, ...] = ("stop", "stop", "continue")
 BUSY = (0.0, 0.01, 0.04)
 CALM = (0.2, 0.5)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from skerry.fabric.streams import OUTBOX
 from skerry.model.control import ProgressReport
 from skerry.model.fabric import TopicEntry
 from skerry.sim.engine import Engine
@@ -181,14 +182,31 @@ class Verdict:
         as if so many sites were lost at a time."""
         self.has_lost = True
         self._told.clear()
-        for data, one in self.acked.items():
-            if not self._is_held(self.entry, one.index, data):
-                self.forgiven.add(data)
+        self.forgiven |= {data for data, one in self.acked.items() if not self._is_safe(data, one)}
         self.kept = {
             index: (data, epoch)
             for index, (data, epoch) in self.kept.items()
             if self._is_held(self.entry, index, data)
         }
+
+    def _is_safe(self, data: bytes, acked: Acked) -> bool:
+        """Whether an outbox, or a majority, has an acknowledged event."""
+        if acked.level != "outbox":
+            return self._is_held(self.entry, acked.index, data)
+        engines = self._trial.net.engines
+        members = self.entry.members
+        holding = sum(any(data in log for log in self._logs(site)) for site in members)
+        return holding > len(members) // 2 or any(
+            data in [one.data for one in engine.streams[OUTBOX].messages.values()]
+            for engine in engines.values() if OUTBOX in engine.streams
+        )  # fmt: skip
+
+    def _logs(self, site: str) -> list[set[bytes]]:
+        return [
+            {one.data for one in stream.messages.values()}
+            for name, stream in self._trial.net.engines[site].streams.items()
+            if name == STREAM or name.startswith(f"{STREAM}~~")
+        ]
 
     def has(self, site: str, index: int, data: bytes) -> bool:
         """Whether a disk has an event."""
@@ -213,6 +231,8 @@ class Verdict:
                 return f"{site} is not open"
             if any(name.startswith("r~") for name in agent.engine.streams):
                 return f"{site} still has a tail"
+            if agent.engine.streams[OUTBOX].messages:
+                return f"{site} still has something in its outbox"
             local = agent.fabric.copies.logs.get(TOPIC)
             if site in entry.members:
                 if local is None or local.is_split or local.ends or local.is_mending:
