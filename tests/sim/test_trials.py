@@ -12,14 +12,16 @@ import os
 import subprocess
 import sys
 from functools import partial
+from typing import Any
 
 import pytest
 
 from skerry.client.client import Client
 from skerry.config import ClientSettings
-from skerry.errors import SkerryError
+from skerry.errors import Conflict, SkerryError
 from skerry.fabric.leader import Leader, RenewRequest
 from skerry.fabric.losses import Lost
+from skerry.model.fabric import link_key
 from skerry.sim.faults import Faults
 from skerry.sim.trial import Trial
 
@@ -450,9 +452,68 @@ class MovedAndLost(Trial):
                 await client.move_topic("t", target)
 
 
+class Outboxes(Trial):
+    """The folder of a home is set back; its engine could read an outbox before anybody has told it
+    that it is no home any more."""
+
+    async def story(self) -> None:
+        """See the class."""
+        await self.found("abcd", ["c", "b"])
+        self.write("p", "d", "outbox")
+        log = self.net.engines["c"].streams["t~t"]
+        await self.until(lambda: log.last > 5)
+        folder = self.agents["c"].snapshot()
+        self.hurry(0.5)
+        await asyncio.sleep(0.5)
+        self.agents["c"].restore(folder)
+        self.is_set_back = True
+        self.verdict.forgive()
+        await self.until(lambda: self.verdict.entry.home == "b")
+        self.net.set_cut("a", "c", True)
+        self.net.set_cut("c", "a", True)
+        self.agents["c"].start()
+        await asyncio.sleep(3.0)
+        self.net.set_cut("a", "c", False)
+        self.net.set_cut("c", "a", False)
+        await self.rest()
+
+
+class Key(Trial):
+    """A link's record is gone for a moment from what the dialing site knows of the directory, and
+    with it the key; when it is back, that site cannot write another one."""
+
+    async def story(self) -> None:
+        """See the class."""
+        await self.found("abc", ["c", "b"])
+        self.write("p", "b", "quorum")
+        await self.until(lambda: len(self.verdict.acked) > 3)
+        fabric = self.agents["b"].fabric
+        assert fabric is not None
+        record = link_key("b", "c")
+        fabric.links._on_record(record, None)
+        put, refused = fabric.store.put, asyncio.Event()
+
+        async def refuse(key: str, value: object, **more: Any) -> int:
+            if key == record and not refused.is_set():
+                refused.set()
+                raise Conflict("", "")
+            return await put(key, value, **more)
+
+        fabric.store.put = refuse  # type: ignore[method-assign]
+        await self.until(refused.is_set)
+        await asyncio.sleep(1.0)
+        self.agents["b"].kill_engine()
+        await self.until(lambda: not self.agents["b"].is_open)
+        count = len(self.verdict.acked)
+        await self.until(lambda: len(self.verdict.acked) > count + 3, 20.0)
+        await self.rest()
+
+
 @pytest.mark.parametrize(
     ("story", "shows"),
     [
+        (Outboxes, "a home reads no outbox before it knows that it is one"),
+        (Key, "a link of which the directory has another key is mended"),
         (PowerCut, "an index that a power cut took is not confirmed for the event that was lost"),
         (LateStore, "a log that is frozen takes nothing that waited to be stored"),
         (Behind, "what a sealed copy stores late counts for nothing"),

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from skerry.model.fabric import Step
-from skerry.model.promotion import State, elect, may_open, may_stay_open, read_quorum
+from skerry.model.promotion import State, elect, may_open, may_stay_open, reached, read_quorum
 
 LINEAGE = (Step(1, 0),)
 MEMBERS = ("a", "b", "c")
@@ -37,9 +37,23 @@ def test_a_copy_in_doubt_counts_only_beside_the_home() -> None:
 
 
 def test_a_home_that_may_have_lost_events_does_not_open_for_a_copy_in_doubt() -> None:
-    assert may_open(state("a"), MEMBERS, [state("b"), state("c")], False)
-    assert may_open(state("a"), MEMBERS, [state("b"), state("c", doubted=True)], False) is None
-    assert may_open(state("a"), MEMBERS, [state("b", last=6, doubted=True)], True) is False
+    assert may_open(state("a"), 0, MEMBERS, [state("b"), state("c")], False)
+    assert may_open(state("a"), 0, MEMBERS, [state("b"), state("c", doubted=True)], False) is None
+    assert may_open(state("a"), 0, MEMBERS, [state("b", last=6, doubted=True)], True) is False
+
+
+def test_a_home_that_lost_what_it_was_elected_with_does_not_open() -> None:
+    """Nobody else may have got so far as to have its label."""
+    mine, others = state("a", last=10, label=2), [state("b", last=11), state("c", last=11)]
+    assert may_open(mine, 12, MEMBERS, others, True) is False
+    assert may_open(mine, 10, MEMBERS, others, True)
+    lineage = (Step(1, 0), Step(2, 12))
+    decision = elect(lineage, MEMBERS, [mine, *others])
+    assert decision is not None
+    assert (decision.home, decision.base) == ("b", 11)
+    assert reached(mine, lineage) == 1
+    assert reached(mine, (Step(5, 12), Step(6, 13))) == 2  # not known any more
+    assert reached(state("a", last=11, label=6), (Step(5, 12), Step(6, 13))) == 4
 
 
 @pytest.mark.parametrize("count", range(1, 8))

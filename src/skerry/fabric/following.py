@@ -166,6 +166,8 @@ class Following:
     async def _answer(self, question: Question) -> tuple[str, str] | None:
         """The holder that a mirror may read now, and its stream; see `Relay`."""
         if question.source:
+            if self._links.is_locked:
+                return None  # the engine has just opened a log that may be no home any more
             return site_of_box(question.source), question.stream
         if question.stream == STORE_STREAM:
             return self._store.origin, STORE_STREAM

@@ -327,6 +327,12 @@ class Links:
             except Unavailable:
                 return
 
+    def _key(self, peer: str) -> str | None:
+        """What we show to `peer`. Another one is in the record, if that was gone for a moment from
+        what we know of the directory, and we could not write it anew."""
+        seed = self._membership.seeds.get(peer)
+        return None if seed is None else public_key(seed)
+
     def _with_key(self, record: LinkRecord) -> LinkRecord:
         """Add our public key where we are to dial: one key a peer, whoever of us asks first."""
         if record.dialer != self.site or record.key:
@@ -374,9 +380,7 @@ class Links:
                 continue
             peer = record.acceptor if record.dialer == self.site else record.dialer
             fresh = record
-            if record.dialer == self.site and (
-                not record.key or record.acceptor not in self._membership.seeds
-            ):
+            if record.dialer == self.site and record.key != self._key(record.acceptor):
                 fresh = self._with_key(msgspec.structs.replace(record, key=""))
             elif self.site in record.wanted_by and self._is_idle(peer, now):
                 left = tuple(site for site in record.wanted_by if site != self.site)

@@ -145,9 +145,8 @@ class Openings:
         mine = State(self._logs.site, entry.epoch, local.copy.last)
         ends, lost = (self.tide.ends, self.tide.lost) if self.tide is not None else ({}, {})
         is_whole = local.copy.last >= ends.get(local.name, 0)  # a copy may have fetched it again
-        verdict = may_open(
-            mine, entry.members, answers.values(), is_whole and self.is_trusted(local.name)
-        )
+        is_trusted = is_whole and self.is_trusted(local.name)
+        verdict = may_open(mine, entry.base, entry.members, answers.values(), is_trusted)
         # What was lost is brought back from whoever has it: a member becomes the home.
         if local.name in lost and len(entry.members) > 1 and is_whole:
             return verdict if not any(a.count > local.count for a in answers.values()) else False

@@ -125,7 +125,7 @@ def elect(
         if is_forked(state.root, last, lineage):
             out.add(state.site)
             last = fork_of(state.root, last, lineage)
-        rank[state.site] = (state.label, last)
+        rank[state.site] = (reached(state, lineage), last)
     best = max(rank.values())
     able = [site for site in rank if rank[site] == best and site not in out]
     if best[0] == 0:
@@ -150,17 +150,28 @@ def may_stay_open(epoch: int, members: Sequence[str], sealed: Mapping[str, int])
     return len(free) >= write_quorum(len(members))
 
 
+def reached(state: State, lineage: Lineage) -> int:
+    """The newest epoch up to its label whose base a copy has reached. One that lost its end, even
+    what it was elected with, has not got what its label says."""
+    if not any(step.epoch == state.label and step.base > state.last for step in lineage):
+        return state.label
+    earlier = [s.epoch for s in lineage if s.epoch < state.label and s.base <= state.last]
+    return max(earlier, default=lineage[0].epoch - 1)
+
+
 def may_open(
-    home: State, members: Sequence[str], states: Iterable[State], is_trusted: bool
+    home: State, base: int, members: Sequence[str], states: Iterable[State], is_trusted: bool
 ) -> bool | None:
-    """Whether a home whose engine started anew may go on in its epoch, `home.label`. False: its log
-    was cut short, for a member is ahead of it. None: not known yet. Its own log is believed unless
-    something speaks against it (`is_trusted`); then so many others must answer that one of them
-    holds whatever was acknowledged at level `quorum`."""
+    """Whether a home whose engine started anew may go on in its epoch, `home.label`, which began at
+    `base`. False: its log was cut short, for it ends before that or a member is ahead of it. None:
+    not known yet. Its own log is believed unless something speaks against it (`is_trusted`); then
+    so many others must answer that one of them holds all that a quorum was to hold."""
     others = {state.site: state for state in states if state.site in members}
     others.pop(home.site, None)
     if len(members) == 1:
         return True  # nobody could tell
+    if home.last < base:
+        return False
     if any((other.label, other.last) > (home.label, home.last) for other in others.values()):
         return False
     sure = sum(not other.doubted for other in others.values())
