@@ -18,7 +18,6 @@ from skerry.log import live
 from skerry.log.follow import Start
 from skerry.log.recall import first_since
 from skerry.model.fabric import TopicEntry
-from skerry.model.names import site_of_box
 from skerry.model.topic import Ack
 from skerry.testing import LocalFabric
 from tests.conftest import until
@@ -410,7 +409,7 @@ async def test_a_home_reads_outboxes_on_when_the_coordination_site_is_back() -> 
         local = part.copies.local("t")
         assert local is not None
         before = dict(local.sources)
-        assert [site_of_box(box) for box in before] == ["lab"]
+        assert "lab" in before
         await fabric.crash("hub")
         await until(lambda: "hub" not in part.links.up)
         recovering = part._recovering

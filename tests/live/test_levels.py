@@ -225,8 +225,8 @@ async def test_an_outbox_keeps_what_too_few_hold(
         assert part is not None
         tidy, looks = part.outbox._tidy, [0]
 
-        async def count(entry: TopicEntry, box: str) -> None:
-            await tidy(entry, box)
+        async def count(entry: TopicEntry) -> None:
+            await tidy(entry)
             looks[0] += 1
 
         monkeypatch.setattr(part.outbox, "_tidy", count)

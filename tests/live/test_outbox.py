@@ -329,7 +329,7 @@ async def test_a_home_that_forgot_how_far_it_had_read_is_told(fabric: LocalFabri
         await has(fabric["lab"], "t", 11)
         part = fabric.agent("farm").fabric
         assert part is not None
-        await until(lambda: [read for _, _, read in part.outbox._read.values()] == [10])
+        await until(lambda: part.outbox._read.get("t", ("", 0, 0, 0))[3] == 11)
         await publish(admin, "t", [f"more {n}" for n in range(30)], ack="home")
         assert await waiting_at(fabric["farm"]) == 10
         await fabric.crash("lab")
@@ -343,39 +343,81 @@ async def test_a_home_that_forgot_how_far_it_had_read_is_told(fabric: LocalFabri
         assert await last_at(fabric["lab"], "t") == 42
 
 
-@pytest.mark.parametrize("then", ["set back", "replaced"])
-async def test_an_outbox_that_begins_again_loses_nothing(fabric: LocalFabric, then: str) -> None:
-    """Its folder is an older copy, or there is another site of its name: it gives indexes again
-    that the home had read. Events without ids, as those of any plain client."""
+async def test_a_home_whose_log_lost_what_it_had_read_reads_it_again(fabric: LocalFabric) -> None:
+    """It is told how far it had read, but its log ends earlier than it did then."""
     async with fabric.connect("hub", "admin") as admin:
-        await admin.create_topic("t", home="lab")
+        await admin.create_topic("t", home="lab", replicas=1, spread="hub", max_events=1000)
+        await publish(admin, "t", numbers(1100))
+        await fabric.add("barn")
+        await admin.set_topic("t", replicas=1, spread="barn")
+        await fabric.stop("barn")
+        folder, copy = fabric.root / "lab", fabric.root / "copy"
+        await fabric.stop("lab")
+        shutil.copytree(folder, copy)
+        await fabric.start("lab")
         async with nats_client(fabric["farm"]) as plain:
             for text in numbers(10):
                 await plain.request("p.t", text.encode(), timeout=20)
+        await has(fabric["lab"], "t", 1110)
+        part = fabric.agent("farm").fabric
+        assert part is not None
+        await until(lambda: part.outbox._read.get("t", ("", 0, 0, 0))[3] == 1110)
+        await fabric.crash("lab")
+        shutil.rmtree(folder)
+        copy.rename(folder)
+        await fabric.start("lab")
+        await fabric.start("barn")
         await is_emptied(fabric["farm"])
-        folder, copy = fabric.root / "farm", fabric.root / "copy"
-        await fabric.stop("farm")
-        shutil.copytree(folder, copy)
-        await fabric.start("farm")
+        assert (await texts_at(fabric["lab"]))[-10:] == numbers(10)
+
+
+async def test_another_site_of_the_same_name_has_an_outbox_of_its_own(fabric: LocalFabric) -> None:
+    """Its indexes are not those that the home has read."""
+    async with fabric.connect("hub", "admin") as admin:
+        await admin.create_topic("t", home="lab")
         async with nats_client(fabric["farm"]) as plain:
-            for text in numbers(10, 10):
+            for text in numbers(20):
                 await plain.request("p.t", text.encode(), timeout=20)
         await is_emptied(fabric["farm"])
         await fabric.crash("farm")
-        shutil.rmtree(folder)
-        if then == "set back":
-            copy.rename(folder)
-            await fabric.start("farm")
-        else:
-            await admin.drain_site("farm")
-            await admin.remove_site("farm")
-            await fabric.add("farm")
+        shutil.rmtree(fabric.root / "farm")
+        await admin.drain_site("farm")
+        await admin.remove_site("farm")
+        await fabric.add("farm")
         async with nats_client(fabric["farm"]) as plain:
             for text in numbers(15, 20):
                 await plain.request("p.t", text.encode(), timeout=20)
         await has(fabric["lab"], "t", 35)
         assert await texts_at(fabric["lab"]) == numbers(35)
         await is_emptied(fabric["farm"])
+
+
+@pytest.mark.parametrize("end", ["crash", "stop"])
+async def test_a_hub_that_starts_anew_passes_every_event_on_once(end: str) -> None:
+    """Events without ids, while they come. What it passed on is gone from its own outbox."""
+    alone = {"link_port": None}
+    async with (
+        LocalFabric(SITES, mqtt_port=0, each={"farm": alone, "lab": alone}) as fabric,
+        nats_client(fabric["farm"]) as plain,
+    ):
+        async with fabric.connect("farm") as client:
+            await client.create_topic("t", home="lab")
+
+        async def go_on(count: int, first: int) -> None:
+            for text in numbers(count, first):
+                await plain.request("p.t", text.encode(), timeout=20)
+                await asyncio.sleep(0.01)
+
+        await go_on(200, 0)
+        task = asyncio.create_task(go_on(300, 200))
+        await asyncio.sleep(0.5)
+        await getattr(fabric, end)("hub")
+        await fabric.start("hub")
+        await task
+        await is_emptied(fabric["farm"])
+        await is_emptied(fabric["hub"])
+        await has(fabric["lab"], "t", 500)
+        assert await texts_at(fabric["lab"]) == numbers(500)
 
 
 async def test_outboxes_of_several_sites_are_read_side_by_side(fabric: LocalFabric) -> None:

@@ -40,7 +40,7 @@ class Engine:
 def links_of(engine: Engine, tmp_path: Any) -> Links:
     connection = SimpleNamespace(subscribe=lambda *_: None, publish=lambda *_: None)
     settings = SiteSettings(site="hub", data=tmp_path, link_idle=0.001)
-    return Links(*cast(Any, (connection, engine, settings, None, None, None, None, "")))
+    return Links(*cast(Any, (connection, engine, settings, None, None, None, None)))
 
 
 async def test_links_are_made_on_after_any_failure(

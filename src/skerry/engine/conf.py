@@ -69,7 +69,7 @@ def _written(*topics: str) -> tuple[str, ...]:
     return tuple(
         f"{prefix}.{topic}{rest}"
         for topic in topics
-        for prefix in ("s.*.*", "o.*", "o.*.*", "p")
+        for prefix in ("s.*.*", "o.*", "p")
         for rest in ("", ".>")
     )
 
@@ -118,8 +118,6 @@ class Outbound(msgspec.Struct, frozen=True):
 class Wiring(msgspec.Struct, frozen=True):
     """What being part of a fabric adds to the configuration."""
 
-    life: str = ""
-    """Of the outbox, since this start of the site; see `skerry.model.names.kept_subject`."""
     inbound: tuple[Inbound, ...] = ()
     outbound: tuple[Outbound, ...] = ()
     coordinates: bool = False
@@ -290,8 +288,7 @@ def _wire(
     """Add what a fabric needs: links, their users, the outbox, the operator."""
     site = settings.site
     account = conf["accounts"][ACCOUNT]
-    kept = f"o.{site}.{wiring.life}.>"
-    account["mappings"] = {"p.>": kept, f"o.{site}.>": kept}
+    account["mappings"] = {"p.>": f"o.{site}.>"}
     if wiring.asleep:
         account["jetstream"] = "disabled"
         account["users"] = [users["admin"]]

@@ -37,7 +37,7 @@ from skerry.errors import (
     FolderUnwritable,
 )
 
-FORMAT = 3
+FORMAT = 2
 """The layout of the folder. A folder with another number is left alone."""
 
 ORPHAN_TIME = 5.0

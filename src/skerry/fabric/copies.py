@@ -476,25 +476,25 @@ class Copies:
 
     # Outboxes
 
-    async def add_source(self, name: str, box: str, until: float, start: int) -> None:
-        """Read a box of an outbox for this topic, whose home is here; from `start` on, if the log
+    async def add_source(self, name: str, site: str, until: float, start: int) -> None:
+        """Read the outbox of `site` for this topic, whose home is here; from `start` on, if the log
         does not tell."""
         local = self.logs.of(name)
         async with local.lock:
             entry = self.entry(name)
             if local.kind != "home" or entry is None or entry.home != self.site:
                 raise FabricError(f"the home of {name} is not here")
-            known = box in local.sources
-            local.sources[box] = until
-            self.following.relay.begin(local.signpost, box, start)
+            known = site in local.sources
+            local.sources[site] = until
+            self.following.relay.begin(local.signpost, site, start, not known)
             if not known:
                 await self.logs.update(local, self.logs.home(local, entry))
 
-    async def drop_sources(self, local: Local, entry: TopicEntry, boxes: Iterable[str]) -> None:
-        """Read these no more: they have had nothing for long."""
+    async def drop_sources(self, local: Local, entry: TopicEntry, sites: Iterable[str]) -> None:
+        """Read the outboxes of `sites` no more: they have had nothing for long."""
         async with local.lock:
-            for box in boxes:
-                local.sources.pop(box, None)
+            for site in sites:
+                local.sources.pop(site, None)
             if local.kind == "home" and local.epoch == entry.epoch:
                 await self.logs.update(local, self.logs.home(local, entry))
 

@@ -88,7 +88,6 @@ class Fabric(Listener):
         membership: Membership,
         connection: Connection,
         system: Connection,
-        life: str,
     ) -> None:
         self.site = settings.site
         self.membership = membership
@@ -99,9 +98,7 @@ class Fabric(Listener):
         self._connection = connection
         self._jetstream = JetStream(connection)
         self.operator = operator = System(system, ACCOUNT)
-        self.links = links = Links(
-            connection, operator, settings, folder, ports, membership, self, life
-        )
+        self.links = links = Links(connection, operator, settings, folder, ports, membership, self)
         self._peers = Peers(connection, links)
         origin = membership.coordination
         self.store = Store(self._jetstream, self.site, origin, lambda: links.way(origin))
@@ -114,9 +111,8 @@ class Fabric(Listener):
             self.copies, self.readers, self.links, self._peers, settings.link_idle
         )
         self.outbox = Outbox(
-            self._jetstream, f"{self.site}.{life}", self.copies, self.links, self._peers,
-            self._ask_directory,
-        )  # fmt: skip
+            self._jetstream, self.site, self.copies, self.links, self._peers, self._ask_directory
+        )
         self.progress = Progress(self._jetstream, self.copies)
         self.interest = Interest(
             operator, self.copies.names, self.readers.ensure, settings.link_idle

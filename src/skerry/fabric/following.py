@@ -27,7 +27,7 @@ from skerry.fabric.streams import Local
 from skerry.fabric.tasks import Tasks
 from skerry.fabric.tree import FANOUT, choose_parent
 from skerry.model.fabric import CopyRecord, TopicEntry, copy_key
-from skerry.model.names import segment_of_stream, site_of_box
+from skerry.model.names import segment_of_stream
 
 log = logging.getLogger("skerry.fabric")
 
@@ -168,7 +168,7 @@ class Following:
         if question.source:
             if self._links.is_locked:
                 return None  # the engine has just opened a log that may be no home any more
-            return site_of_box(question.source), question.stream
+            return question.source, question.stream
         if question.stream == STORE_STREAM:
             return self._store.origin, STORE_STREAM
         if (part := self._welds(question.stream, question.start)) is not None:
@@ -309,8 +309,10 @@ class Following:
                     self.choose(local, entry)
                 if local.parent in self._links.up and not self.relay.is_reading(local.stream):
                     self.relay.again(local.stream)
-            elif local.kind == "home" and is_up:
-                for box in local.sources:
-                    of_peer = site_of_box(box) == peer
-                    if of_peer and not self.relay.is_reading(local.signpost, box):
-                        self.relay.again(local.signpost, box)
+            elif (
+                local.kind == "home"
+                and is_up
+                and peer in local.sources
+                and not self.relay.is_reading(local.signpost, peer)
+            ):
+                self.relay.again(local.signpost, peer)

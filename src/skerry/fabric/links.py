@@ -76,14 +76,14 @@ class Watcher(Protocol):
         """A link ended before `peer` was heard over it; an answer may have come all the same."""
 
 
-def first_wiring(site: str, membership: Membership, life: str) -> Wiring:
+def first_wiring(site: str, membership: Membership) -> Wiring:
     """What an engine starts with: the one link that every site has."""
     outbound: tuple[Outbound, ...] = ()
     if membership.coordinator is not None:
         found = _outbound(membership, membership.coordinator)
         outbound = (found,) if found else ()
     leads = membership.coordination == site
-    return Wiring(life=life, outbound=outbound, coordinates=leads, locked=True, asleep=True)
+    return Wiring(outbound=outbound, coordinates=leads, locked=True, asleep=True)
 
 
 class Links:
@@ -98,10 +98,8 @@ class Links:
         ports: Ports,
         membership: Membership,
         watcher: Watcher,
-        life: str,
     ) -> None:
         self.site = settings.site
-        self._life = life
         self.up: set[str] = set()
         """Peers whose link is up."""
         self.rtt: dict[str, float] = {}
@@ -431,7 +429,6 @@ class Links:
             if found := _outbound(self._membership, known or self._membership.coordinator):
                 outbound.append(found)
         return Wiring(
-            life=self._life,
             inbound=tuple(sorted(inbound, key=lambda link: link.peer)),
             outbound=tuple(sorted(outbound, key=lambda link: link.peer)),
             coordinates=coordination == self.site,

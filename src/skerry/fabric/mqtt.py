@@ -41,9 +41,7 @@ AGAIN = 30.0
 
 _MARK = re.compile(rb"\r\nNmqtt-Pub: ?([12])\r\n")
 _LOG = re.compile(rb"\r\nNats-Stream: ?(\S+)\r\n(?:[^\r]*\r\n)*?Nats-Sequence: ?(\d+)\r\n")
-_SOURCE = re.compile(
-    rb"\r\nNats-Stream-Source: ?(\S+) (\d+) [^\r]* o\.([^. \r]+)\.([^. \r]+)\.[^ \r]*\r\n"
-)
+_SOURCE = re.compile(rb"\r\nNats-Stream-Source: ?(\S+) (\d+) [^\r]* o\.([^. \r]+)\.[^ \r]*\r\n")
 
 
 class Filer:
@@ -65,8 +63,7 @@ class Filer:
         if place <= last_place and index <= last_index:
             return None
         self._filed[log_[1], outbox] = (place, index)
-        id = b"%b-%b-%d" % (outbox, source[4], place)
-        return b"NATS/1.0\r\nNmqtt-Pub:%b\r\nNats-Msg-Id:%b\r\n\r\n" % (mark[1], id)
+        return b"NATS/1.0\r\nNmqtt-Pub:%b\r\nNats-Msg-Id:%b-%d\r\n\r\n" % (mark[1], outbox, place)
 
 
 class Mqtt:

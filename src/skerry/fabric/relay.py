@@ -40,7 +40,7 @@ from skerry.engine.link import Down
 from skerry.engine.wire import NO_RESPONDERS, Connection
 from skerry.errors import SkerryError
 from skerry.fabric.tasks import Tasks
-from skerry.model.names import kept_topic, stream_of
+from skerry.model.names import STREAM_PREFIX
 
 log = logging.getLogger("skerry.fabric")
 
@@ -65,7 +65,7 @@ class Question(msgspec.Struct, frozen=True):
 
     stream: str
     source: str
-    """The box that is read, of an outbox; empty for a mirror."""
+    """The site whose outbox is read; empty for a mirror."""
     start: int
     """The first index it lacks; 0: from the beginning."""
 
@@ -117,6 +117,8 @@ class Relay:
         self._answering: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._begins: dict[tuple[str, str], int] = {}
         """Where sources begin of which the engine knows nothing."""
+        self._begun: dict[tuple[str, str], int] = {}
+        """Where sources have begun so. The engine tells how far they are once something came."""
         self._stale: set[tuple[str, str]] = set()
         """Questions whose answer, if one is under way, would be another one now."""
         self._tasks = Tasks("answering the engine")
@@ -143,9 +145,15 @@ class Relay:
         ask again would only cost time: the engine does so at most every two seconds."""
         return (stream, source) in self._holders or (stream, source) in self._answering
 
-    def begin(self, stream: str, source: str, start: int) -> None:
+    def begin(self, stream: str, source: str, start: int, is_new: bool) -> None:
         """Have a source of which the engine finds nothing in its log begin there."""
         self._begins[stream, source] = start
+        if is_new:
+            self._begun.pop((stream, source), None)
+
+    def begun(self, stream: str, source: str) -> int:
+        """Where a source has begun so; 1: it has not."""
+        return self._begun.get((stream, source), 1)
 
     def reads(self, stream: str) -> Reading | None:
         """What a mirror reads now."""
@@ -203,8 +211,9 @@ class Relay:
         wanted = msgspec.json.decode(data, type=_Create).config
         stream = words[words.index("CREATE") + 1]
         if source and wanted.filter_subjects:  # of the outbox, for the topic that it filters
-            source, topic = kept_topic(wanted.filter_subjects[0].removesuffix(".>"))
-            stream = stream_of(topic)
+            stream = STREAM_PREFIX + wanted.filter_subjects[0].removesuffix(".>").replace(
+                f"o.{source}.", ""
+            ).replace(".", "~")
         question = Question(stream, source, wanted.opt_start_seq)
         key = (stream, source)
         self._delivery[key] = wanted.deliver_subject
@@ -279,7 +288,8 @@ class Relay:
             return data
         wanted = msgspec.json.decode(data)
         wanted["config"].pop("opt_start_time", None)
-        start = self._begins[question.stream, question.source]
+        key = question.stream, question.source
+        start = self._begun[key] = self._begins[key]
         wanted["config"] |= {"deliver_policy": "by_start_sequence", "opt_start_seq": start}
         return msgspec.json.encode(wanted)
 

@@ -13,7 +13,7 @@ from skerry.fabric.relay import UPSTREAM, source_api
 from skerry.log.segments import CHAIN, Chain, Segment, chain, listing
 from skerry.log.topics import PLAIN_DELIVERY, delivery, log_config, stream_config
 from skerry.model.fabric import TopicEntry
-from skerry.model.names import kept_subject, site_of_box, stored_subject, stream_of
+from skerry.model.names import outbox_subject, stored_subject, stream_of
 from skerry.model.promotion import Copy, State
 
 OUTBOX = "outbox"
@@ -71,7 +71,7 @@ class Local:
         self.path: tuple[str, ...] = ()
         """Through which sites it follows the home: its parent last."""
         self.sources: dict[str, float] = {}
-        """The boxes of outboxes that this home reads, and until when."""
+        """Sites whose outbox this home reads, and until when."""
         self.delivers = True
         """Whether plain subscribers get what this copy takes; not while it fetches the history."""
         self.touched = 0.0
@@ -253,8 +253,8 @@ def home_config(
     if local.sources:
         stored = stored_subject(entry.name)
         config["sources"] = [
-            source_config(box, kept_subject(box, entry.name), stored, site)
-            for box in sorted(local.sources)
+            source_config(source, outbox_subject(source, entry.name), stored, site)
+            for source in sorted(local.sources)
         ]
     return config
 
@@ -309,8 +309,8 @@ def signpost_config(config: dict[str, Any], local: Local) -> dict[str, Any]:
     return {**config, "max_bytes": -1, "metadata": metadata}
 
 
-def source_config(box: str, subject: str, stored: str, reader: str) -> dict[str, Any]:
-    """Have a stream at `reader` read a box of an outbox: `subject` there is `stored` here. The
+def source_config(site: str, subject: str, stored: str, reader: str) -> dict[str, Any]:
+    """Have a stream at `reader` read the outbox of `site`: `subject` there is `stored` here. The
     own outbox is named like the others, so that the engine knows how far it was read wherever the
     home goes."""
     return {
@@ -319,7 +319,7 @@ def source_config(box: str, subject: str, stored: str, reader: str) -> dict[str,
             {"src": subject, "dest": stored},
             {"src": f"{subject}.>", "dest": f"{stored}.>"},
         ],
-        "external": {"api": source_api(site_of_box(box)), "deliver": f"$JS.M.{reader}"},
+        "external": {"api": source_api(site), "deliver": f"$JS.M.{reader}"},
     }
 
 
@@ -332,20 +332,13 @@ def differs(wanted: dict[str, Any], config: dict[str, Any]) -> bool:
             if any((have or {}).get(k) != v for k, v in value.items()):
                 return True
         elif key in ("mirror", "sources"):
-            if _origins(value) != _origins(have):
+            names = [s.get("external", {}).get("api") for s in _list(value)]
+            if names != [s.get("external", {}).get("api") for s in _list(have)]:
                 return True
         elif have != value:
             return True
     return bool(config.get("sources")) and "sources" not in wanted
 
 
-def _origins(value: Any) -> list[tuple[str | None, list[str]]]:
-    """Where a mirror or sources read."""
-    all = value if isinstance(value, list) else [value] if value else []
-    return [
-        (
-            one.get("external", {}).get("api"),
-            [transform["src"] for transform in one.get("subject_transforms") or []],
-        )
-        for one in all
-    ]
+def _list(value: Any) -> list[dict[str, Any]]:
+    return value if isinstance(value, list) else [value] if value else []

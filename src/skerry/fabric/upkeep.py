@@ -19,7 +19,6 @@ from skerry.fabric.readers import Readers
 from skerry.fabric.streams import Local
 from skerry.fabric.tasks import Tasks
 from skerry.model.fabric import TopicEntry
-from skerry.model.names import site_of_box
 
 log = logging.getLogger("skerry.fabric")
 
@@ -87,11 +86,11 @@ class Upkeep:
         elif local.kind == "frozen":
             self._watch_seal(local, entry, now)
         elif local.kind == "home" and local.sources:
-            idle = {box for box, until in local.sources.items() if now > until}
+            idle = {site for site, until in local.sources.items() if now > until}
             if idle:
                 await self._copies.drop_sources(local, entry, idle)
-            for box in local.sources:
-                self._links.want(site_of_box(box))
+            for site in local.sources:
+                self._links.want(site)
 
     def _watch_seal(self, local: Local, entry: TopicEntry, now: float) -> None:
         """A copy that was sealed for an epoch which never came follows nobody: say so."""

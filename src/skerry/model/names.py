@@ -6,8 +6,7 @@ one-to-one, so that a name can be read back from a subject or a stream:
     topic            building/soda/410
     stored subject   e.building.soda.410        the same wherever the topic lives
     write subject    s.<site>.<epoch>.building.soda.410   SDK and agents; epoch 0 outside a fabric
-    outbox           o.<site>.building.soda.410 what goes home by way of the publisher's site
-    … mapped to      o.<site>.<life>.building.soda.410    kept there until the home has it
+    outbox           o.<site>.building.soda.410 kept at the publisher's site until the home has it
     plain publish    p.building.soda.410        MQTT: p/building/soda/410
     … mapped to      s.<site>.p.building.soda.410         at a site that stands alone
     delivery         t.building.soda.410        MQTT: t/building/soda/410
@@ -58,7 +57,6 @@ TopicText = Annotated[
 ]
 SubscriptionText = Annotated[str, Meta(pattern=rf"^{_T}{{1,64}}\Z")]
 SiteText = Annotated[str, Meta(pattern=rf"^{_T}{{1,32}}\Z")]
-BoxText = Annotated[str, Meta(pattern=rf"^{_T}{{1,32}}\.[0-9a-f]{{8}}\Z")]
 InboxText = Annotated[str, Meta(max_length=255, pattern=rf"^{INBOX}(\.[A-Za-z0-9_~-]+)+\Z")]
 
 
@@ -131,26 +129,8 @@ def any_write_subject(site: str, topic: str) -> str:
 
 
 def outbox_subject(site: str, topic: str) -> str:
-    """What clients of `site` publish an event of `topic` on that goes into the outbox."""
+    """The subject that keeps an event of `topic` at `site` until the home has it."""
     return f"o.{site}.{topic.replace('/', '.')}"
-
-
-def kept_subject(box: str, topic: str) -> str:
-    """The subject of an event of `topic` in a box: `<site>.<life>`, what came into the outbox of a
-    site in one life of it. Where it starts anew it gives another life, for the indexes of events
-    that its disk has lost are given to others."""
-    return f"o.{box}.{topic.replace('/', '.')}"
-
-
-def site_of_box(box: str) -> str:
-    """The site whose outbox it is."""
-    return box.partition(".")[0]
-
-
-def kept_topic(subject: str) -> tuple[str, str]:
-    """The box and the topic of an event in an outbox."""
-    _, site, life, topic = subject.split(".", 3)
-    return f"{site}.{life}", topic.replace(".", "/")
 
 
 def stored_subject(topic: str) -> str:
@@ -271,7 +251,7 @@ def source_bytes(site: str, topic: str, subject: str) -> int:
     """How many bytes, at the most, the home of `topic` adds to an event that it reads from the
     outbox of `site`, where that has this subject."""
     names = len(outbox_subject(site, topic)) + len(stored_subject(topic))
-    return 130 + 2 * names + len(subject)
+    return 100 + 2 * names + len(subject)
 
 
 def is_within(topic: str, parent: str) -> bool:

@@ -30,6 +30,7 @@ from skerry.fabric.control import Control
 from skerry.fabric.fabric import Fabric
 from skerry.fabric.join import Membership, join, make_token, site_record
 from skerry.fabric.links import first_wiring
+from skerry.fabric.streams import OUTBOX
 from skerry.sim.engine import CLIENT_PORT, LINK_PORT, Engine, Network
 from skerry.sim.jetstream import Stream
 from skerry.sim.loop import Process
@@ -67,11 +68,6 @@ def stand_ins(quick: float, slow: float, lineage: int) -> Iterator[None]:
         DISKS.clear()
         for module, name, value in before:
             setattr(module, name, value)
-
-
-def new_life() -> str:
-    """What `skerry.site.Site` draws for its outbox when it starts."""
-    return secrets.token_hex(4)
 
 
 class Disk:
@@ -183,9 +179,11 @@ class Agent:
         self.kill()
         streams, files, self.disk.tide = folder
         self.disk.files = dict(files)
+        outbox = self.engine.streams[OUTBOX]  # spared: see guarantees.md
         self.engine.streams = {
             name: Stream.restored(self.engine, parts) for name, parts in streams.items()
         }
+        self.engine.streams[OUTBOX] = outbox
 
     def destroy(self) -> None:
         """Lose the site, with all that it has."""
@@ -265,12 +263,11 @@ class Agent:
         if token is not None and "fabric.json" not in self.disk.files:
             await join(folder, site_record(self.settings, self.ports), token)
         membership = self._membership()
-        life = new_life()
-        self.engine.file = first_wiring(self.site, membership, life)
+        self.engine.file = first_wiring(self.site, membership)
         self.engine.start()
         connection = await Connection.open(self.address("admin"), PATIENCE, "agent")
         system = await Connection.open(self.address("system"), PATIENCE, "operator")
-        fabric = Fabric(self.settings, folder, self.ports, membership, connection, system, life)
+        fabric = Fabric(self.settings, folder, self.ports, membership, connection, system)
         await fabric.wake()
         jetstream = JetStream(connection)
         streams = await jetstream.streams()

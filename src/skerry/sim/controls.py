@@ -17,7 +17,6 @@ from skerry.fabric.following import Following
 from skerry.fabric.links import Links
 from skerry.fabric.logs import Logs
 from skerry.fabric.opening import Openings
-from skerry.fabric.outbox import Outbox
 from skerry.fabric.relay import Relay
 from skerry.fabric.tails import Tails
 from skerry.fabric.upkeep import Upkeep
@@ -26,7 +25,6 @@ from skerry.log.reports import Reports
 from skerry.log.sending import Sending
 from skerry.model import promotion
 from skerry.model.promotion import Copy, Decision, State
-from skerry.sim import agent
 
 Broken = list[tuple[Any, str, Any]]
 
@@ -279,18 +277,9 @@ def _begin_at_the_first() -> Broken:
     ]
 
 
-def _one_box() -> Broken:
-    """An outbox that gives indexes again is the one that homes have read."""
-    return [(agent, "new_life", lambda: "01234567")]
-
-
-def _boxes_at_once() -> Broken:
-    """Read what is published now beside what came before the site was started."""
-
-    async def is_read(self: Any, entry: Any, box: str) -> bool:
-        return True
-
-    return [(Outbox, "_is_read", is_read)]
+def _count_from_one() -> Broken:
+    """An outbox that takes the place of a lost one gives its indexes again."""
+    return [(outbox, "_first_index", lambda: 1)]
 
 
 def _tidy_at_once() -> Broken:
@@ -378,8 +367,7 @@ CONTROLS: dict[str, Callable[[], Broken]] = {
     "members": _anybody,
     "begin": _begin_by_time,
     "begin-again": _begin_at_the_first,
-    "box": _one_box,
-    "boxes": _boxes_at_once,
+    "first": _count_from_one,
     "tidy": _tidy_at_once,
     "recall": _no_recall,
     "probe": _no_probe,

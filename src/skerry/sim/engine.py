@@ -195,8 +195,6 @@ class Client(asyncio.Transport):
         if subject.startswith("$SYS."):
             engine.operate(subject, reply, data, self)
             return
-        if subject.startswith(out := f"o.{engine.site}."):
-            subject = f"{out}{engine.wiring.life}.{subject[len(out) :]}"
         if ".q." in subject and self.user == "admin":
             engine.net.on_report(data)
         if not engine.publish(subject, reply, head, data) and reply:

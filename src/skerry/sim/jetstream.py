@@ -69,9 +69,9 @@ class Stream:
         self.config = config
         self.created = f"2026-01-01T00:00:00.{engine.count():09d}Z"
         self.messages: dict[int, Message] = {}
-        self.first = 0
+        self.first: int = config.get("first_seq", 0)
         """The first index; 0: nothing was ever here."""
-        self.last = 0
+        self.last: int = max(self.first - 1, 0)
         self.subjects: dict[str, list[int]] = {}
         self.ids: dict[str, tuple[int, int]] = {}
         self.consumers: dict[str, Consumer] = {}

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import secrets
 import time
 from typing import Any, Self
 
@@ -109,8 +108,6 @@ class Site:
         self._tide: Tide | None = None
         self._watches: list[asyncio.Task[None]] = []
         self._membership: Membership | None = None
-        self._life = secrets.token_hex(4)
-        """Of the outbox: another one whenever the site starts."""
         self._started = time.monotonic()
 
     async def __aenter__(self) -> Self:
@@ -240,7 +237,7 @@ class Site:
         if membership is None:
             await topics.settle(streams)
         if self.ports.mqtt is not None:
-            mapped = f"s.{settings.site}.p" if membership is None else f"o.{settings.site}.*"
+            mapped = f"s.{settings.site}.p" if membership is None else f"o.{settings.site}"
             await prepare_mqtt(jetstream, mapped)
         self._control = Control(connection, settings.site)
         self._control.is_alone = membership is None
@@ -312,9 +309,8 @@ class Site:
             address, _patience(self.settings.hang_timeout), "operator"
         )
         return Fabric(
-            self.settings, self._folder, self.ports, membership, self._connection, self._system,
-            self._life,
-        )  # fmt: skip
+            self.settings, self._folder, self.ports, membership, self._connection, self._system
+        )
 
     async def _connect_again(self, name: str = "feeds") -> Connection:
         """One more connection to the own engine, with the same rights."""
@@ -380,9 +376,7 @@ class Site:
             maybe_port(settings.host, settings.websocket_port, "--websocket-port"),
         )
         self._membership = await self._find_fabric(self._folder)
-        wiring = None
-        if self._membership is not None:
-            wiring = first_wiring(settings.site, self._membership, self._life)
+        wiring = first_wiring(settings.site, self._membership) if self._membership else None
         conf = write_conf(self._folder, settings, self.ports, wiring)
         self.address = Address.load(self._folder.credentials / "admin.json")
         self._engine = Engine(binary, conf, self._folder)

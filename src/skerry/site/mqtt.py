@@ -26,8 +26,7 @@ a device that never comes back would fill the disk."""
 
 async def prepare_mqtt(jetstream: JetStream, mapped: str) -> None:
     """Make or change the engine's MQTT stream so that subscribers of `t.…` find there what was
-    published to `p.…`, which the engine maps to `mapped` (`s.<site>.p`, or
-    `o.<site>.*`, for every life of the outbox)."""
+    published to `p.…`, which the engine maps to `mapped` (`s.<site>.p`)."""
     wanted: dict[str, Any] = {
         "name": STREAM,
         "subjects": ["$MQTT.msgs.>"],

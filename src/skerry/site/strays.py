@@ -39,8 +39,6 @@ from skerry.log.segments import Moved, last_index, look, segment_at
 from skerry.model.event import parse_headers
 from skerry.model.fabric import TopicEntry
 from skerry.model.names import (
-    kept_subject,
-    kept_topic,
     outbox_subject,
     plain_subject,
     source_bytes,
@@ -219,10 +217,10 @@ class Strays:
             if found[0]["Nats-Subject"] == subject:  # else that is a pattern, published to
                 await self._keep(to, *found)
 
-    async def take_large(self, entry: TopicEntry, box: str, index: int) -> None:
-        """Keep the first event that a box holds for a topic behind `index`, if the topic does not
-        take it: it would hold up all behind it for ever."""
-        subject = kept_subject(box, entry.name)
+    async def take_large(self, entry: TopicEntry, index: int) -> None:
+        """Keep the first event that the outbox holds for a topic behind `index`, if the topic does
+        not take it: it would hold up all behind it for ever."""
+        subject = outbox_subject(self._site, entry.name)
         firsts = [
             await self._direct_get(OUTBOX, {"next_by_subj": one, "seq": index + 1})
             for one in (subject, f"{subject}.>")
@@ -236,7 +234,7 @@ class Strays:
         if size + added <= (entry.settings.max_event_bytes or sys.maxsize):
             return
         await self._make()
-        _, topic = kept_topic(headers["Nats-Subject"])
+        topic = headers["Nats-Subject"].removeprefix(f"o.{self._site}.").replace(".", "/")
         log.warning(
             "an event for %s has %d bytes, more than its topic takes; `skerry read %s` shows it",
             topic, len(data), self.topic,
@@ -248,8 +246,7 @@ class Strays:
     async def _keep(self, to: str, headers: dict[str, str], head: bytes, data: bytes) -> None:
         """Move an event within the outbox."""
         place = int(headers["Nats-Sequence"])
-        box, _ = kept_topic(headers["Nats-Subject"])
-        head = _own_head(head, f"Nats-Msg-Id:stray-{box}-{place}\r\n".encode())
+        head = _own_head(head, f"Nats-Msg-Id:stray-{place}\r\n".encode())
         reply = await self._jetstream.ask(to, data, head)
         error = error_of(msgspec.json.decode(reply.data))
         if isinstance(error, EventTooLarge):  # with the id it is; what it says comes first
