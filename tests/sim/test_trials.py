@@ -478,6 +478,45 @@ class Outboxes(Trial):
         await self.rest()
 
 
+class Elsewhere(Trial):
+    """A copy is told to follow another holder while the first one answers. Their logs are streams
+    of other names."""
+
+    async def story(self) -> None:
+        """See the class."""
+        await self.found("abc", ["c", "b"])
+        self.write("p", "b", "home")
+        self.read("a")
+        await self.until(lambda: len(self.verdict.acked) > 3)
+        self.agents["c"].kill()
+        await self.until(lambda: self.verdict.entry.home == "b")
+        self.agents["c"].start()
+        await self.until(lambda: "t~t~~1" in self.net.engines["c"].streams)
+        fabric = self.agents["a"].fabric
+        assert fabric is not None
+        following, local = fabric.copies.following, fabric.copies.logs.of("t")
+        await self.until(lambda: "c" in fabric.links.up and local.copy.is_joined)
+        ask, told = following._peers.ask, asyncio.Event()
+
+        async def answer(site: str, name: str, *args: Any, **more: Any) -> bytes:
+            answer = await ask(site, name, *args, **more)
+            if name == "peer.holding" and site == "b" and not told.is_set():
+                told.set()
+                local.parent = "c"
+            return answer
+
+        local.parent = "b"
+        following._peers.ask = answer  # type: ignore[method-assign]
+        following.relay.again(local.stream)
+        await self.until(lambda: told.is_set() and following.relay.reads(local.stream))
+        reading = following.relay.reads(local.stream)
+        assert reading is not None
+        there = self.agents[reading.site].fabric
+        assert there is not None
+        assert reading.stream == there.copies.logs.of("t").stream
+        await self.rest()
+
+
 class Key(Trial):
     """A link's record is gone for a moment from what the dialing site knows of the directory, and
     with it the key; when it is back, that site cannot write another one."""
@@ -513,6 +552,7 @@ class Key(Trial):
     ("story", "shows"),
     [
         (Outboxes, "a home reads no outbox before it knows that it is one"),
+        (Elsewhere, "a copy reads at its holder what that one has"),
         (Key, "a link of which the directory has another key is mended"),
         (PowerCut, "an index that a power cut took is not confirmed for the event that was lost"),
         (LateStore, "a log that is frozen takes nothing that waited to be stored"),

@@ -186,36 +186,40 @@ class Following:
                 self.choose(local, entry)
             if local.parent not in self._links.up:
                 return None
+        parent = local.parent
         try:
-            data = await self._peers.ask(local.parent, "peer.holding", {"name": local.name}, 1.0)
+            data = await self._peers.ask(parent, "peer.holding", {"name": local.name}, 1.0)
         except SkerryError:
             return None
+        if local.parent != parent:
+            return None  # what this one has says nothing of the other
         holding = msgspec.json.decode(data, type=Holding | None)
         if holding is None or holding.root != entry.epoch:
             # It has not heard of this epoch yet, and may hold events that are not in its history.
-            if local.parent != entry.home and self._site not in entry.members:
+            if parent != entry.home and self._site not in entry.members:
                 local.parent = entry.home
                 self._links.want(entry.home)
             return None
         if 1 < question.start < holding.first:
             log.warning(
                 "the copy of %s here ends at %d, and %s keeps events from %d on: going on there",
-                local.name, question.start - 1, local.parent, holding.first,
+                local.name, question.start - 1, parent, holding.first,
             )  # fmt: skip
             if not await self._skip(local, entry, question.stream, holding.first):
                 return None
-        if local.parent == entry.home and question.start > holding.last + 1:
+        if parent == entry.home and question.start > holding.last + 1:
             await self._renounce(local, entry, question.start - 1, holding.last)
             return None
         if self._site in holding.path:
             self._leave_ring(local, entry)
             return None
-        if not await self._join(local, entry, max(question.start - 1, 0)):
+        is_joined = await self._join(local, entry, max(question.start - 1, 0))
+        if not is_joined or local.parent != parent:
             return None
-        local.path = (*holding.path, local.parent)
-        if local.parent != entry.home:
-            self._tasks.spawn(self._look_for_ring(local, local.parent))
-        return local.parent, holding.stream
+        local.path = (*holding.path, parent)
+        if parent != entry.home:
+            self._tasks.spawn(self._look_for_ring(local, parent))
+        return parent, holding.stream
 
     async def _skip(self, local: Local, entry: TopicEntry, stream: str, first: int) -> bool:
         """Have the log begin at `first`, which its active segment `stream` goes on with: before a
