@@ -11,10 +11,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from skerry import Client
 from skerry.model.records import ASIDE, Aside
 from skerry.testing import LocalSite, Wan
+
+settings.register_profile("skerry", deadline=None)  # no test asserts a duration
+settings.load_profile("skerry")
 
 _CLONE_NEWNET = 0x40000000
 

@@ -21,8 +21,10 @@ from skerry.config import ClientSettings
 from skerry.errors import Conflict, SkerryError
 from skerry.fabric.leader import Leader, RenewRequest
 from skerry.fabric.losses import Lost
+from skerry.model.control import MoveRequest
 from skerry.model.fabric import link_key
 from skerry.sim.faults import Faults
+from skerry.sim.loop import Process
 from skerry.sim.trial import Trial
 
 CHUNK = 20
@@ -382,26 +384,26 @@ class Meanwhile(Trial):
         await self.until(lambda: len(self.verdict.acked) > 3)
         self.net.set_cut("b", "c", True)
         self.net.set_cut("c", "b", True)
-        move = self.spawn("mover", "a", self._move())
+        leader = self._leader()
+        request = MoveRequest("t", "b", ["b", "c"])
+        work = Process("leader", "a").context().run(self.loop.create_task, leader.move(request))
         await asyncio.sleep(3.0)
-        assert not move.done()
+        assert not work.done()
         await self.spawn("leader", "a", self._renew())
         self.net.set_cut("b", "c", False)
         self.net.set_cut("c", "b", False)
-        await self.until(move.done, 15.0)
-        move.result()
+        await self.until(work.done, 15.0)
+        assert work.result().members == ("b", "c")
         await self.rest()
 
     async def _renew(self) -> None:
+        await self._leader().renew(RenewRequest("t", epoch=2))
+
+    def _leader(self) -> Leader:
         fabric = self.agents["a"].fabric
         assert fabric is not None
         assert fabric.leader is not None
-        await fabric.leader.renew(RenewRequest("t", epoch=2))
-
-    async def _move(self) -> None:
-        address = self.agents["a"].address("admin")
-        async with Client([address], ClientSettings(timeout=90.0), "mover") as client:
-            await client.move_topic("t", "b", replicas=["c"])
+        return fabric.leader
 
 
 class MovedAndLost(Trial):

@@ -277,53 +277,63 @@ class Leader:
 
     async def move(self, request: MoveRequest, *, asked: bool = True) -> TopicEntry:
         """Move a topic's home, or change its members: the new home is ready before the cut. If
-        somebody asked for these members, the topic is to have as many replicas from now on."""
+        somebody asked for these members, the topic is to have as many replicas from now on. If the
+        topic is changed meanwhile, this begins anew."""
         lock = self._moving.setdefault(request.name, asyncio.Lock())
         async with lock:
-            entry = self._entry(request.name)
-            if request.epoch not in (None, entry.epoch):
-                raise MoveFailed(
-                    f"{entry.name} was moved or changed meanwhile: it is in epoch {entry.epoch} at "
-                    f"{entry.home}"
-                )
-            to = request.to or entry.home
-            new = set(members_after(entry.members, to, request.members)) - {*entry.members}
-            await self._wait_for_sites(0, {entry.home, to, *new})
-            entry = self._entry(request.name)
-            record = self._check_site(to)
-            members = members_after(entry.members, to, request.members)
-            check_apart(to, members, self._shy())
-            check_apart(entry.home, set(members) - {*entry.members}, self._shy())
-            for site in members:
-                self._check_site(site)
-                if site not in entry.members and not self.is_there(site):
-                    raise MoveFailed(
-                        f"site {site} is not there", "Look with `skerry sites`; start it first."
-                    )
-            if not self.is_there(to):
-                raise MoveFailed(f"site {to} is not there", "Look with `skerry sites`.")
-            if record.draining and to != entry.home:
-                raise MoveFailed(f"site {to} is being drained", "Choose another site.")
-            if to == entry.home and set(members) == set(entry.members):
-                return entry
-            if not self.is_there(entry.home):
-                raise MoveFailed(
-                    f"the home of {entry.name}, {entry.home}, is not there",
-                    "It is replaced by itself if the topic has replicas.",
-                )
+            for _ in range(4):
+                with contextlib.suppress(Conflict):
+                    return await self._move(request, asked)
             try:
-                settings = None
-                if asked and request.members is not None:
-                    settings = msgspec.structs.replace(entry.settings, replicas=len(members) - 1)
-                fresh = await self._moves.move(entry, members, settings)
-                await self._settle_at(fresh.home, fresh)
-            except (SkerryError, Down) as error:
-                what = error.what if isinstance(error, SkerryError) else "the engine is away"
+                return await self._move(request, asked)
+            except Conflict as error:
+                raise _not_moved(request.name, error.what) from None
+
+    async def _move(self, request: MoveRequest, asked: bool) -> TopicEntry:
+        entry = self._entry(request.name)
+        if request.epoch not in (None, entry.epoch):
+            raise MoveFailed(
+                f"{entry.name} was moved or changed meanwhile: it is in epoch {entry.epoch} at "
+                f"{entry.home}"
+            )
+        to = request.to or entry.home
+        new = set(members_after(entry.members, to, request.members)) - {*entry.members}
+        await self._wait_for_sites(0, {entry.home, to, *new})
+        entry = self._entry(request.name)
+        record = self._check_site(to)
+        members = members_after(entry.members, to, request.members)
+        check_apart(to, members, self._shy())
+        check_apart(entry.home, set(members) - {*entry.members}, self._shy())
+        for site in members:
+            self._check_site(site)
+            if site not in entry.members and not self.is_there(site):
                 raise MoveFailed(
-                    f"{entry.name} was not moved: {what}", "Nothing is lost; try again."
-                ) from None
-            self._tasks.spawn(self._settle_all(fresh))
-            return fresh
+                    f"site {site} is not there", "Look with `skerry sites`; start it first."
+                )
+        if not self.is_there(to):
+            raise MoveFailed(f"site {to} is not there", "Look with `skerry sites`.")
+        if record.draining and to != entry.home:
+            raise MoveFailed(f"site {to} is being drained", "Choose another site.")
+        if to == entry.home and set(members) == set(entry.members):
+            return entry
+        if not self.is_there(entry.home):
+            raise MoveFailed(
+                f"the home of {entry.name}, {entry.home}, is not there",
+                "It is replaced by itself if the topic has replicas.",
+            )
+        try:
+            settings = None
+            if asked and request.members is not None:
+                settings = msgspec.structs.replace(entry.settings, replicas=len(members) - 1)
+            fresh = await self._moves.move(entry, members, settings)
+            await self._settle_at(fresh.home, fresh)
+        except Conflict:
+            raise
+        except (SkerryError, Down) as error:
+            what = error.what if isinstance(error, SkerryError) else "the engine is away"
+            raise _not_moved(entry.name, what) from None
+        self._tasks.spawn(self._settle_all(fresh))
+        return fresh
 
     # Loss of a site
 
@@ -571,3 +581,7 @@ def _changed(entry: TopicEntry, request: CreateRequest) -> TopicSettings:
     """The settings of a topic once what is asked for is changed."""
     whole = {**msgspec.to_builtins(entry.settings), **request.settings}
     return settings_of(entry.name, whole).check()
+
+
+def _not_moved(name: str, why: str) -> MoveFailed:
+    return MoveFailed(f"{name} was not moved: {why}", "Nothing is lost; try again.")
