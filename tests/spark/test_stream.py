@@ -267,7 +267,8 @@ async def test_nothing_is_read_before_a_quorum_holds_it(query: Make) -> None:
         for replica in ("hub", "lab"):
             fabric[replica].thaw_engine()
         async with fabric.connect("hub") as client:
-            await fill(client, "t", 200, 300)
+            await fill(client, "t", 200, 299)
+            await client.publish("t", b"299", ack="quorum")
             await run(reading.once, data=str(fabric["hub"].data))
             log = [(event.index, event.data) async for event in client.read("t")]
         assert await run(reading.rows, "index", "value") == log
