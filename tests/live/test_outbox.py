@@ -72,6 +72,26 @@ async def send_all(client: Client, name: str, count: int, first: int = 0) -> Non
             await publisher.send(f"{name} {text}")
 
 
+@contextlib.asynccontextmanager
+async def busy(client: Client, ack: Ack) -> AsyncIterator[None]:
+    """Meanwhile, `busy` is published all the time; of a topic that keeps 1000 events it takes the
+    place of none within the time that these tests wait at the most."""
+
+    async def go_on() -> None:
+        async with client.publisher("t", ack=ack) as publisher:
+            while True:
+                await publisher.send("busy")
+                await asyncio.sleep(0.05)
+
+    task = asyncio.create_task(go_on())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
 def check_order(texts: list[str], count: int, names: tuple[str, ...] = ("a", "b")) -> None:
     """Every publisher's events are there once and in its order."""
     assert Counter(texts) == Counter(f"{name} {n}" for name in names for n in range(count))
@@ -266,20 +286,10 @@ async def test_what_is_published_before_the_home_reads_arrives_though_its_log_le
     async with fabric.connect("lab") as client, nats_client(fabric["farm"]) as plain:
         await client.create_topic("t", home="lab", max_events=1000)
         await publish(client, "t", numbers(1100))
-
-        async def go_on() -> None:
-            async with client.publisher("t") as publisher:
-                while True:
-                    await publisher.send("busy")
-                    await asyncio.sleep(0.01)
-
-        busy = asyncio.create_task(go_on())
-        for text in numbers(10):
-            await plain.request("p.t", text.encode(), timeout=20)
-        await is_emptied(fabric["farm"])
-        busy.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await busy
+        async with busy(client, "home"):
+            for text in numbers(10):
+                await plain.request("p.t", text.encode(), timeout=20)
+            await is_emptied(fabric["farm"])
         assert [text for text in await texts_at(fabric["lab"]) if len(text) < 3] == numbers(10)
 
 
@@ -295,20 +305,10 @@ async def test_a_hub_that_passes_on_begins_with_the_first_event_of_an_outbox() -
         await client.create_topic("t", home="lab")
         await publish(client, "t", numbers(5), ack="outbox")
         await is_emptied(fabric["hub"])
-
-        async def go_on() -> None:
-            async with client.publisher("t", ack="outbox") as publisher:
-                while True:
-                    await publisher.send("busy")
-                    await asyncio.sleep(0.01)
-
-        busy = asyncio.create_task(go_on())
-        for text in numbers(10):
-            await plain.request("p.t", text.encode(), timeout=20)
-        await is_emptied(fabric["farm"])
-        busy.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await busy
+        async with busy(client, "outbox"):
+            for text in numbers(10):
+                await plain.request("p.t", text.encode(), timeout=20)
+            await is_emptied(fabric["farm"])
         await is_emptied(fabric["hub"])
         texts = [text for text in await texts_at(fabric["lab"]) if text != "busy"]
         assert texts == [*numbers(5), *numbers(10)]

@@ -645,12 +645,18 @@ class Mirror:
         if self._inbox:
             self._take(*self._inbox.popleft())
 
-    def _take(self, subject: str, reply: str, head: bytes, data: bytes) -> None:
+    def _is_beat(self, head: bytes) -> bool:
+        """Whether it is a sign of life alone. It tells whether something was lost."""
         self._heard = self._engine.now()
-        if head.startswith(b"NATS/1.0 100"):
-            last = int(parse_headers(head).get("Nats-Last-Consumer", 0))
-            if last > 0 and last != self._sent:
-                self.again()
+        if not head.startswith(b"NATS/1.0 100"):
+            return False
+        last = int(parse_headers(head).get("Nats-Last-Consumer", 0))
+        if last > 0 and last != self._sent:
+            self.again()
+        return True
+
+    def _take(self, subject: str, reply: str, head: bytes, data: bytes) -> None:
+        if self._is_beat(head):
             return
         words = reply.split(".")
         name, index, sent, when = words[-6], int(words[-4]), int(words[-3]), int(words[-2])
@@ -708,11 +714,7 @@ class Source(Mirror):
         self.stream.places[self._called] = max(self.stream.places[self._called], delivered)
 
     def _take(self, subject: str, reply: str, head: bytes, data: bytes) -> None:
-        self._heard = self._engine.now()
-        if head.startswith(b"NATS/1.0 100"):
-            last = int(parse_headers(head).get("Nats-Last-Consumer", 0))
-            if last > 0 and last != self._sent:
-                self.again()
+        if self._is_beat(head):
             return
         words = reply.split(".")
         name, index, sent = words[-6], int(words[-4]), int(words[-3])
