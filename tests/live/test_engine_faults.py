@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
+import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
@@ -186,6 +189,40 @@ async def kill_and_wait(site: LocalSite) -> None:
     before = site.site.engine.restarts
     site.kill_engine()
     await until(lambda: site.site.engine.restarts > before)
+
+
+async def test_the_start_of_an_engine_ends_nothing_that_a_thread_holds(site: LocalSite) -> None:
+    """A client such as py4j's shuts down a thread's connection when that thread ends. In a copy of
+    this process that Python code runs in, all other threads end."""
+    may_end = threading.Event()
+    ours, theirs = os.pipe()
+
+    class Held:
+        def __del__(self) -> None:
+            os.write(theirs, b"%d " % os.getpid())
+
+    def hold() -> None:
+        here = threading.local()
+        here.held = Held()
+        may_end.wait()
+
+    def ended() -> str:
+        os.write(theirs, b".")
+        return os.read(ours, 1000).decode()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        for _ in range(3):
+            await kill_and_wait(site)
+        assert ended() == "."
+        await asyncio.to_thread(subprocess.run, ["true"], preexec_fn=lambda: None, check=True)
+        assert ended() != "."  # so it would have shown
+    finally:
+        may_end.set()
+        thread.join()
+        os.close(ours)
+        os.close(theirs)
 
 
 async def test_topics_are_created_across_a_kill(site: LocalSite, client: Client) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import os
 import shutil
@@ -20,20 +19,13 @@ from typing import Any, TypeVar
 
 import psutil
 
+from skerry.engine.bound import bound
 from skerry.testing.wan import Wan
 
 Result = TypeVar("Result")
 
 RETRY = 75
 """The exit code of a site that found its folder or port still in use: no fault of its own."""
-
-_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-_PR_SET_PDEATHSIG = 1
-
-
-def _die_with_parent() -> None:  # runs in the child, between fork and exec
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Network:
@@ -55,13 +47,12 @@ class Network:
         command = [sys.executable, "-m", f"tests.soak.{module}", json.dumps(spec)]
         with log.open("ab") as out, self.inside(site):
             return subprocess.Popen(
-                command,
+                bound(command),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 cwd=Path(__file__).parents[2],
                 process_group=0,  # a Ctrl-C is for the campaign, which stops them in order
-                preexec_fn=_die_with_parent,
             )
 
 

@@ -6,6 +6,9 @@ the home to one, and lets some time pass, often none. A publisher at the hub sen
 the other. Measured is the longest time without an acknowledgement *while a quorum was up*: from the
 moment that there is one, or the last acknowledgement since, to the next acknowledgement or the
 moment that there is none. At the end every acknowledged event must be in the log, once.
+
+With `--chase` each round moves the home and kills the new one up to 200 ms later, in steps of 5 ms:
+the one before it is no replica yet, or has only just become one.
 """
 
 from __future__ import annotations
@@ -19,18 +22,25 @@ import sys
 import time
 
 from skerry.errors import OutcomeUnknown, SkerryError
+from skerry.fabric.fabric import Fabric
+from skerry.model.fabric import TopicEntry
 from skerry.model.promotion import write_quorum
 from skerry.testing import LocalFabric
 
 PATIENCE = 100.0
 """Seconds after which a stall is ended by starting what is down."""
+CHASED = range(0, 205, 5)
+"""Milliseconds between a move and the end of the new home."""
 
 
 class Rounds:
     """One run."""
 
-    def __init__(self, seed: int, rounds: int, members: int, payload: int, verbose: bool) -> None:
+    def __init__(
+        self, seed: int, rounds: int, members: int, payload: int, verbose: bool, chase: bool
+    ) -> None:
         self._random = random.Random(seed)
+        self._next = self._chase if chase else self._round
         self._members = list("abcdefg"[:members])
         self._quorum = write_quorum(members)
         self._rounds = rounds
@@ -58,7 +68,7 @@ class Rounds:
             task = asyncio.create_task(self._publish(client))
             try:
                 for number in range(self._rounds):
-                    await self._round(fabric, admin, number)
+                    await self._next(fabric, admin, number)
                     if task.done():
                         task.result()
                 for site in sorted(set(self._members) - self._up):
@@ -119,6 +129,35 @@ class Rounds:
                     print(f"  {error.what}", file=sys.stderr)
         self.did[what] += 1
         await asyncio.sleep(wait)
+        await self._end_round(f"{number}: {what} {site}, {wait:.2f} s", began)
+
+    async def _chase(self, fabric: LocalFabric, admin, number: int) -> None:  # type: ignore[no-untyped-def]
+        """Move the home, and kill the new one soon after."""
+        self._worst = 0.0
+        began, later = len(self.acknowledged), CHASED[number % len(CHASED)]
+        target = self._random.choice(sorted(self._up - {_entry(fabric).home}))
+        move = asyncio.create_task(admin.move_topic("t", target))
+        while _entry(fabric).home != target and not move.done():
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(later / 1000)
+        self._up.discard(target)
+        await fabric.crash(target)
+        self.did["kill"] += 1
+        try:
+            await move
+            self.did["move"] += 1
+        except SkerryError:
+            self.did["refused move"] += 1
+        before, waited = len(self.acknowledged), time.monotonic()
+        while len(self.acknowledged) < before + 2 and time.monotonic() - waited < PATIENCE:
+            await asyncio.sleep(0.01)
+        await self._start(fabric, target)
+        while not all(_counts(fabric, site) for site in self._members):
+            await asyncio.sleep(0.01)
+        await self._end_round(f"{number}: move to {target}, dead {later} ms later", began)
+
+    async def _end_round(self, what: str, began: int) -> None:
+        """Wait until the round's stall is over, if there is one, and write it down."""
         waited = time.monotonic()
         while self._since is not None and self._waiting() > 5.0:
             if time.monotonic() - waited > PATIENCE:
@@ -129,7 +168,7 @@ class Rounds:
         self.gaps.append(self._worst)
         if self._verbose or self._worst > 5.0:
             print(
-                f"round {number}: {what} {site}, {wait:.2f} s, up {sorted(self._up)}: "
+                f"round {what}, up {sorted(self._up)}: "
                 f"{len(self.acknowledged) - began} acknowledged, worst {self._worst:.2f} s",
                 file=sys.stderr,
             )
@@ -144,6 +183,25 @@ class Rounds:
             self._since = time.monotonic()
 
 
+def _part(fabric: LocalFabric, site: str) -> Fabric:
+    part = fabric.agent(site).fabric
+    assert part is not None
+    return part
+
+
+def _entry(fabric: LocalFabric) -> TopicEntry:
+    entry = _part(fabric, "hub").copies.entry("t")
+    assert entry is not None
+    return entry
+
+
+def _counts(fabric: LocalFabric, site: str) -> bool:
+    """Whether a member has joined the newest epoch, and the hub knows that it is there."""
+    leader, local = _part(fabric, "hub").leader, _part(fabric, site).copies.logs.get("t")
+    is_joined = local is not None and local.copy.label == _entry(fabric).epoch
+    return is_joined and leader is not None and leader.is_there(site)
+
+
 def main() -> int:
     """Read the command line, run, tell."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak.rounds", description=__doc__)
@@ -151,9 +209,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--members", type=int, default=3, help="members of the topic, 3 to 7")
     parser.add_argument("--payload", type=int, default=100, help="bytes of each event")
+    parser.add_argument("--chase", action="store_true", help="kill each new home soon after a move")
     parser.add_argument("--verbose", action="store_true")
     given = parser.parse_args()
-    rounds = Rounds(given.seed, given.rounds, given.members, given.payload, given.verbose)
+    rounds = Rounds(
+        given.seed, given.rounds, given.members, given.payload, given.verbose, given.chase
+    )
     is_right = asyncio.run(rounds.run())
     gaps = sorted(rounds.gaps)
     result = {

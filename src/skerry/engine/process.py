@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import os
 import random
@@ -18,10 +17,10 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 from collections import deque
 from pathlib import Path
 
+from skerry.engine.bound import bound
 from skerry.engine.checksum import mend
 from skerry.engine.folder import Folder, unwritable
 from skerry.engine.wire import Listener
@@ -38,10 +37,6 @@ LOOPING = 3
 LOG_BYTES = 10 * 1024 * 1024
 STOP_TIME = 10.0
 """Seconds that the engine has to write everything out when asked to stop."""
-
-_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-_PR_SET_PDEATHSIG = 1
-
 
 _given: deque[int] = deque(maxlen=1000)
 """Ports that were found free lately, and that nobody may listen on yet."""
@@ -187,23 +182,14 @@ class Engine(Listener):
             raise unwritable(self._folder.path, error) from None
         self._log_start = os.fstat(out).st_size
         mend(self._folder.path / "jetstream")
-        parent = os.getpid()
-
-        def die_with_parent() -> None:  # runs in the child, between fork and exec
-            os.setpgid(0, 0)  # a Ctrl-C in the terminal is for us; we stop the engine in order
-            if _LIBC is not None:
-                _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-                if os.getppid() != parent:
-                    os._exit(1)
-
         try:
             self._process = subprocess.Popen(
-                self._command,
+                bound(self._command),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 pass_fds=(self._folder.lock,),
-                preexec_fn=die_with_parent,
+                process_group=0,  # a Ctrl-C in the terminal is for us; we stop the engine in order
             )
         except OSError as error:
             raise EngineFailed(

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+import skerry.engine.tide
 import skerry.fabric.join
 import skerry.fabric.links
 import skerry.fabric.outbox
@@ -57,6 +58,7 @@ def stand_ins(quick: float, slow: float, lineage: int) -> Iterator[None]:
         (skerry.fabric.progress, "QUICK", quick),
         (skerry.fabric.progress, "SLOW", slow),
         (skerry.fabric.outbox, "LOOK", 0.5),
+        (skerry.engine.tide, "PERIOD", 0.5),
         (skerry.model.promotion, "LINEAGE_KEPT", lineage),
     ]
     before = [(module, name, getattr(module, name)) for module, name, _ in changed]

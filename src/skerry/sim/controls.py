@@ -20,6 +20,7 @@ from skerry.fabric.opening import Openings
 from skerry.fabric.relay import Relay
 from skerry.fabric.tails import Tails
 from skerry.fabric.upkeep import Upkeep
+from skerry.log.append import Publisher
 from skerry.log.kept import Kept
 from skerry.log.reports import Reports
 from skerry.log.sending import Sending
@@ -338,6 +339,17 @@ def _nothing_taken_back() -> Broken:
     return [(Sending, "_take_back", lambda self, fork: None)]
 
 
+def _late_answers() -> Broken:
+    """Count answers to what was written to an earlier home."""
+    real = Publisher._aim
+
+    def aim(self: Any) -> None:
+        self._generation = 0
+        real(self)
+
+    return [(Publisher, "_aim", aim)]
+
+
 CONTROLS: dict[str, Callable[[], Broken]] = {
     "asked": _too_few_asked,
     "longest": _longest,
@@ -372,6 +384,7 @@ CONTROLS: dict[str, Callable[[], Broken]] = {
     "recall": _no_recall,
     "probe": _no_probe,
     "back": _nothing_taken_back,
+    "answers": _late_answers,
 }
 
 

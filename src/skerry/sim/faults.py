@@ -199,7 +199,9 @@ class Faults:
         self._trial.verdict.forgive()
 
     def restore(self) -> None:
-        """A folder is copied; later the site is ended, and the copy put in its place."""
+        """A folder is copied; later the site is ended, and the copy put in its place. Not before
+        another site has heard that its logs have grown: what is set back sooner is not noticed
+        (guarantees.md)."""
         if (site := self._loser()) is None:
             return
         agent = self._trial.agents[site]
@@ -207,6 +209,9 @@ class Faults:
         self._note(f"the folder of {site} is copied")
 
         def put_back() -> None:
+            if not self._is_told(site, folder[2].number):
+                self._after(0.25, put_back)
+                return
             self._note(f"the folder of {site} is set back")
             agent.restore(folder)
             self._trial.is_set_back = True
@@ -214,6 +219,10 @@ class Faults:
             self._for_a_while(lambda: self._start(site))
 
         self._after(self._random.choice((0.1, 0.5, 2.0, 8.0)), put_back)
+
+    def _is_told(self, site: str, number: int) -> bool:
+        others = [one.fabric for one in self._trial.agents.values() if one.site != site]
+        return any(fabric and fabric.links.tide_of(site)[1] > number for fabric in others)
 
     def destroy(self) -> None:
         """A site is gone for good; some time later, another takes its place."""
