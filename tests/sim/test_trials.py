@@ -468,7 +468,6 @@ class Outboxes(Trial):
         self.hurry(0.5)
         await asyncio.sleep(0.5)
         self.agents["c"].restore(folder)
-        self.is_set_back = True
         self.verdict.forgive()
         await self.until(lambda: self.verdict.entry.home == "b")
         self.net.set_cut("a", "c", True)

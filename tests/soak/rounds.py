@@ -152,8 +152,9 @@ class Rounds:
         while len(self.acknowledged) < before + 2 and time.monotonic() - waited < PATIENCE:
             await asyncio.sleep(0.01)
         await self._start(fabric, target)
-        while not all(_counts(fabric, site) for site in self._members):
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(PATIENCE):
+            while not all(_counts(fabric, site) for site in self._members):
+                await asyncio.sleep(0.01)
         await self._end_round(f"{number}: move to {target}, dead {later} ms later", began)
 
     async def _end_round(self, what: str, began: int) -> None:

@@ -1,4 +1,4 @@
-"""`python -I -S bound.py PARENT PROGRAM [ARGUMENT…]`: become a program that dies with its parent.
+"""`python bound.py PARENT PROGRAM [ARGUMENT…]`: become a program that dies with its parent.
 
 The kernel ends a process with its parent if that process asks for it, so something has to ask
 before the program begins. A `preexec_fn` could, and must not: it runs in a copy of the whole
@@ -16,10 +16,11 @@ PR_SET_PDEATHSIG = 1
 
 
 def bound(command: list[str]) -> list[str]:
-    """How to start `command` so that it dies with this process, on Linux; elsewhere as it is."""
-    if sys.platform != "linux" or not sys.executable:
+    """How to start `command` so that it dies with this process, on Linux; elsewhere as it is. Where
+    Python is part of another program, there is none to start."""
+    if sys.platform != "linux" or not sys.executable or hasattr(sys, "frozen"):
         return command
-    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
+    return [sys.executable, "-PsS", __file__, str(os.getpid()), *command]
 
 
 def main(parent: str, *command: str) -> None:
@@ -30,7 +31,7 @@ def main(parent: str, *command: str) -> None:
     try:
         os.execv(command[0], command)  # noqa: S606
     except OSError as error:
-        sys.exit(f"{command[0]} cannot be started: {error.strerror}")
+        sys.exit(f"{command[0]} cannot be started: {error.strerror}. Is it still installed?")
 
 
 if __name__ == "__main__":

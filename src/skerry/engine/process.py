@@ -193,7 +193,7 @@ class Engine(Listener):
             )
         except OSError as error:
             raise EngineFailed(
-                f"the engine cannot be started: {error}", "Is nats-server still installed?"
+                f"the engine cannot be started: {error}", "Are Python and nats-server still there?"
             ) from None
         finally:
             os.close(out)

@@ -255,6 +255,10 @@ class Agent:
         tide = self.fabric.copies.openings.tide if self.fabric is not None else None
         return tide is not None and bool(tide.doubted)
 
+    def knows_of(self, site: str) -> int:
+        """The highest number of another site's folder that this one was told."""
+        return self.fabric.links.tide_of(site)[1] if self.fabric is not None else 0
+
     def _membership(self) -> Membership:
         return msgspec.json.decode(self.disk.files["fabric.json"], type=Membership)
 

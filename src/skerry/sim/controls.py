@@ -169,7 +169,7 @@ def _no_tide() -> Broken:
 
 def _old_folder() -> Broken:
     """A site takes an older copy of its folder for what it had."""
-    return [(Tide, "hear", lambda self, folder, number: None)]
+    return [(Tide, "_doubt", lambda self, number, topics: None)]
 
 
 # Moves

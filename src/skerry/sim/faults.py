@@ -200,29 +200,29 @@ class Faults:
 
     def restore(self) -> None:
         """A folder is copied; later the site is ended, and the copy put in its place. Not before
-        another site has heard that its logs have grown: what is set back sooner is not noticed
-        (guarantees.md)."""
+        another site was told that its logs have grown: what is set back sooner is not noticed
+        (guarantees.md; scenarios are for how others come to know)."""
         if (site := self._loser()) is None:
             return
+        self._has_lost = False  # not yet
         agent = self._trial.agents[site]
         folder = agent.snapshot()
+        others = [one for one in self._trial.agents.values() if one is not agent]
         self._note(f"the folder of {site} is copied")
 
         def put_back() -> None:
-            if not self._is_told(site, folder[2].number):
-                self._after(0.25, put_back)
+            if self._has_lost:
                 return
+            if all(one.knows_of(site) <= folder[2].number for one in others):
+                self._after(0.1, put_back)
+                return
+            self._has_lost = True
             self._note(f"the folder of {site} is set back")
             agent.restore(folder)
-            self._trial.is_set_back = True
             self._trial.verdict.forgive()
             self._for_a_while(lambda: self._start(site))
 
         self._after(self._random.choice((0.1, 0.5, 2.0, 8.0)), put_back)
-
-    def _is_told(self, site: str, number: int) -> bool:
-        others = [one.fabric for one in self._trial.agents.values() if one.site != site]
-        return any(fabric and fabric.links.tide_of(site)[1] > number for fabric in others)
 
     def destroy(self) -> None:
         """A site is gone for good; some time later, another takes its place."""

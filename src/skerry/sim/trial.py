@@ -227,9 +227,6 @@ class Trial(logging.Handler):
         self.is_healed = False
         self.busy = asyncio.Event()
         self._busy_until = 0.0
-        self.is_set_back = False
-        """Whether a home may have forgotten what publishers wait for, unnoticed: it was told to
-        nobody how far its log was (`skerry.engine.tide`)."""
         self.misled = 0
         """How often the leader believes what is not so."""
         self.longest = 0.0
@@ -417,7 +414,7 @@ class Trial(logging.Handler):
                     if self._is_clear(needed):
                         since[needed] = before.get(needed, now)
                         clear = min(clear, since[needed])
-                if one.waits and not self.is_set_back:
+                if one.waits:
                     self.longest = max(self.longest, now - max(clear, one.progressed))
                     if self.longest > most:
                         self.verdict.fail(f"{one.name} waits for {most:.1f} s, for {one.waits}")
