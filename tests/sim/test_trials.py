@@ -479,6 +479,47 @@ class Outboxes(Trial):
         await self.rest()
 
 
+class Overtaken(Trial):
+    """A home is replaced twice at once, each time by a member that has less. What it had beyond the
+    first change and what it had beyond the second were acknowledged by nobody but itself."""
+
+    async def story(self) -> None:
+        """See the class."""
+        await self.found("abcdef", ["b", "c", "a", "d", "e"])
+        self.write("p", "f", "home")
+        await self.until(lambda: len(self.verdict.acked) > 3)
+        self.busy.set()
+        for others in ("ade", "c"):
+            self._cut("b", others, True)
+            await asyncio.sleep(0.1)
+        self._tell("b", "refused")
+        await self.until(lambda: self.verdict.entry.home == "c")
+        self._cut("c", "abdef", True)
+        self._cut("b", "acde", False)
+        await self.until(lambda: any(n.startswith("r~") for n in self.net.engines["b"].streams))
+        self.net.ways |= {pair: 1.0 for one in "ade" for pair in ((one, "f"), ("f", one))}
+        self._tell("c", "refused")
+        await self.until(lambda: self.verdict.entry.home in "ade")
+        self.busy.clear()
+        await asyncio.sleep(3.0)
+        self._cut("c", "abdef", False)
+        for home in "bc":
+            self._tell(home, "heard")
+        await self.rest()
+
+    def _cut(self, site: str, others: str, is_cut: bool) -> None:
+        for other in others:
+            self.net.set_cut(site, other, is_cut)
+            self.net.set_cut(other, site, is_cut)
+
+    def _tell(self, home: str, how: str) -> None:
+        process, fabric = self.agents["a"].process, self.agents["a"].fabric
+        assert process is not None
+        assert fabric is not None
+        assert fabric.leader is not None
+        process.context().run(fabric.leader.observe, Lost(home, "a", how))
+
+
 class Elsewhere(Trial):
     """A copy is told to follow another holder while the first one answers. Their logs are streams
     of other names."""
@@ -554,6 +595,7 @@ class Key(Trial):
     [
         (Outboxes, "a home reads no outbox before it knows that it is one"),
         (Elsewhere, "a copy reads at its holder what that one has"),
+        (Overtaken, "a home that is replaced twice at once brings what it had in order"),
         (Key, "a link of which the directory has another key is mended"),
         (PowerCut, "an index that a power cut took is not confirmed for the event that was lost"),
         (LateStore, "a log that is frozen takes nothing that waited to be stored"),

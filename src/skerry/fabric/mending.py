@@ -164,7 +164,7 @@ class Mending:
             async with local.lock:
                 is_home = self._leads(local)
                 if local.places != places or (local.kind != "copy" and not is_home):
-                    raise FabricError(f"the log of {local.name} changed meanwhile")
+                    raise _changed(local)
                 await self._close(local, target, is_home)
         except (SkerryError, Down, TimeoutError):
             with contextlib.suppress(SkerryError, Down, TimeoutError):
@@ -186,8 +186,10 @@ class Mending:
         """Until `target` has what the segments have, and its engine may ask at once whom to follow;
         or it is to lead."""
         loop = asyncio.get_running_loop()
-        most, deadline = -1, 0.0
+        most, deadline, places = -1, 0.0, local.places
         while True:
+            if local.places != places:
+                raise _changed(local)
             have = await self._last(target)
             if have > most:
                 most, deadline = have, loop.time() + STANDSTILL
@@ -310,3 +312,7 @@ class Mending:
 
     async def _last(self, stream: str) -> int:
         return int((await self._jetstream.call(f"STREAM.INFO.{stream}"))["state"]["last_seq"])
+
+
+def _changed(local: Local) -> FabricError:
+    return FabricError(f"the log of {local.name} changed meanwhile")

@@ -29,6 +29,7 @@ from skerry.fabric.tasks import Tasks
 from skerry.model.event import Event
 from skerry.model.fabric import TopicEntry
 from skerry.model.names import stream_of, tail_of, topic_of_tail
+from skerry.model.promotion import is_forked
 
 log = logging.getLogger("skerry.fabric")
 
@@ -61,6 +62,7 @@ class Tails:
         self.kept: set[str] = set()
         """Topics that have tails here, as far as is known."""
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._news: dict[str, asyncio.Event] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """Of each topic one tail is made at a time."""
         self._tasks = Tasks("bringing home what only this site has")
@@ -171,9 +173,13 @@ class Tails:
                 )
 
     def bring_home(self, local: Local) -> None:
-        """Have the home take what it lacks of the tails here, unless that is under way."""
+        """Have the home take what it lacks of the tails here. If that is under way, and waits, it
+        goes on at once."""
         task = self._running.get(local.name)
-        if local.name in self.kept and (task is None or task.done()):
+        if task is not None and not task.done():
+            self._news[local.name].set()
+        elif local.name in self.kept:
+            self._news[local.name] = asyncio.Event()
             self._running[local.name] = self._tasks.spawn(self._run(local))
 
     async def _run(self, local: Local) -> None:
@@ -184,8 +190,12 @@ class Tails:
                 continue
             except (SkerryError, Down) as error:
                 log.debug("what %s has beyond the history stays for now: %s", local.name, error)
-            await asyncio.sleep(wait)
-            wait = min(wait * 2, AGAIN_MOST)
+            news = self._news[local.name]
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await news.wait()
+            wait = AGAIN if news.is_set() else min(wait * 2, AGAIN_MOST)
+            news.clear()
 
     async def _bring_home(self, local: Local, entry: TopicEntry) -> None:
         tails = await self._all(local.name)
@@ -194,6 +204,8 @@ class Tails:
                 if not await self._all(local.name):
                     self.kept.discard(local.name)
             return
+        if local.ends or is_forked(local.copy.root, local.copy.last, entry.lineage):
+            raise FabricError(f"{local.name} holds more that goes first")
         for info in sorted(tails, key=_place):
             root, first = _place(info)
             if entry.is_another(root):  # of a topic that was deleted
