@@ -17,6 +17,7 @@ from skerry import Client, Event
 from skerry.engine.jetstream import JetStream
 from skerry.errors import BadSetting, UnknownSite, UnknownTopic
 from skerry.fabric import relay
+from skerry.fabric.durables import Durables
 from skerry.fabric.tree import FANOUT
 from skerry.log.follow import Subscription
 from skerry.log.segments import look
@@ -668,6 +669,40 @@ async def test_a_durable_subscription_goes_on_after_its_topic_moved(
             async with reader.subscribe("t", durable="d") as events:
                 seen = await take(events, 18)
             assert [e.index for e in seen] == list(range(8, 26))
+
+
+async def test_a_durable_subscription_that_is_just_made_anew_is_not_taken_for_a_new_one(
+    fabric: LocalFabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reader's site has seen it, and then it is removed for a moment."""
+    make, fetch = Durables._make_anew, Durables.fetch
+    removed, may_make, seen = asyncio.Event(), asyncio.Event(), 0
+
+    async def make_late(self: Durables, *arguments: Any) -> None:
+        removed.set()
+        await may_make.wait()
+        await make(self, *arguments)
+
+    async def fetch_late(self: Durables, *arguments: Any) -> None:
+        nonlocal seen
+        seen += 1
+        if seen > 1:
+            await fetch(self, *arguments)
+
+    async with fabric.connect("farm") as client, fabric.connect("hub", "admin") as admin:
+        await client.create_topic("t")
+        await publish(client, "t", numbers(20))
+        async with client.subscribe("t", durable="d", from_index=1) as events:
+            assert payloads(await take(events, 7)) == numbers(7)
+        monkeypatch.setattr(Durables, "_make_anew", make_late)
+        await admin.move_topic("t", "lab")
+        await removed.wait()
+        monkeypatch.setattr(Durables, "fetch", fetch_late)
+        async with client.subscribe("t", durable="d") as events:
+            may_make.set()
+            await publish(client, "t", numbers(5, 20))
+            assert [e.index for e in await take(events, 18)] == list(range(8, 26))
+    assert seen > 1
 
 
 async def test_a_durable_subscription_moves_to_the_site_where_it_is_opened(
