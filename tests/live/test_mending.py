@@ -89,15 +89,15 @@ async def test_a_log_that_lacks_what_its_holder_let_go_begins_behind_that(
             await is_copied.wait()
         return await answer(self, question)
 
-    async def take_in_twice(self: Mending, local: Local, target: str) -> None:
-        await take_in(self, local, target)
+    async def take_in_twice(self: Mending, local: Local, *arguments: Any) -> None:
+        await take_in(self, local, *arguments)
         is_copied.set()
 
         async def has_last() -> bool:
             return await self._last(local.stream) == last
 
         await until(has_last)
-        await take_in(self, local, target)
+        await take_in(self, local, *arguments)
 
     def begin_or_not(self: Mending, local: Local) -> None:
         if welds or self._logs.site != "a":

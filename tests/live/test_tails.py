@@ -215,6 +215,21 @@ async def test_a_tail_that_is_just_made_goes_with_its_topic(
         assert "t" not in site.tails.kept
 
 
+async def test_a_segment_that_is_to_end_earlier_while_it_is_cut_loses_nothing(
+    storing: tuple[asyncio.Event, asyncio.Event],
+) -> None:
+    """Another home was chosen meanwhile, and the whole segment is none of the log's any more."""
+    async with former_home() as site, asyncio.TaskGroup() as group:
+        await site.write([("t", str(number)) for number in range(1, 8)])
+        cutting = group.create_task(site.cut(5))
+        await storing[0].wait()
+        site.local.places, site.local.ends = [(6, 1)], {5: 0}
+        storing[1].set()
+        await cutting
+        await site.tails.cut(site.local)
+        assert await site.bring_home() == ["1", "2", "3", "4", "5", "6", "7"]
+
+
 async def test_a_tail_that_was_seen_as_it_was_made_is_brought_home_whole(
     storing: tuple[asyncio.Event, asyncio.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -480,26 +480,32 @@ class Outboxes(Trial):
 
 
 class Overtaken(Trial):
-    """A home is replaced twice at once, each time by a member that has less. What it had beyond the
-    first change and what it had beyond the second were acknowledged by nobody but itself."""
+    """A home is replaced twice, each time by a member that has less, and nobody else brings what
+    lies between. What it had beyond the first change and what it had beyond the second were
+    acknowledged by it alone."""
+
+    later = 0.0
+    """Seconds between the two changes: in some of them the site puts its log together."""
 
     async def story(self) -> None:
         """See the class."""
-        await self.found("abcdef", ["b", "c", "a", "d", "e"])
-        self.write("p", "f", "home")
+        await self.found("abcdef", ["b", "c", "d", "e", "f"])
+        self.write("p", "a", "home")
         await self.until(lambda: len(self.verdict.acked) > 3)
         self.busy.set()
-        for others in ("ade", "c"):
+        for others in ("def", "c"):
             self._cut("b", others, True)
             await asyncio.sleep(0.1)
         self._tell("b", "refused")
         await self.until(lambda: self.verdict.entry.home == "c")
-        self._cut("c", "abdef", True)
-        self._cut("b", "acde", False)
+        self._cut("c", "def", True)
+        self._cut("b", "cdef", False)
         await self.until(lambda: any(n.startswith("r~") for n in self.net.engines["b"].streams))
-        self.net.ways |= {pair: 1.0 for one in "ade" for pair in ((one, "f"), ("f", one))}
+        self.publishers[0].kill()
+        await asyncio.sleep(self.later)
         self._tell("c", "refused")
-        await self.until(lambda: self.verdict.entry.home in "ade")
+        self._cut("c", "abdef", True)
+        await self.until(lambda: self.verdict.entry.home in "def")
         self.busy.clear()
         await asyncio.sleep(3.0)
         self._cut("c", "abdef", False)
@@ -518,6 +524,35 @@ class Overtaken(Trial):
         assert fabric is not None
         assert fabric.leader is not None
         process.context().run(fabric.leader.observe, Lost(home, "a", how))
+
+
+class OvertakenLater(Overtaken):
+    """The same, some time later."""
+
+    later = 3.0
+
+
+class Chosen(Trial):
+    """A site is chosen, and its folder set back to what it had in that moment. Nobody remembers
+    how new it was, for all begin anew."""
+
+    async def story(self) -> None:
+        """See the class."""
+        await self.found("abc", ["c", "b", "a"])
+        self.write("p", "b", "quorum")
+        await self.until(lambda: len(self.verdict.acked) > 3)
+        self.agents["c"].kill()
+        await self.until(lambda: self.verdict.entry.home == "b")
+        folder, count = self.agents["b"].snapshot(), len(self.verdict.acked)
+        await self.until(lambda: len(self.verdict.acked) > count + 3)
+        self.agents["a"].kill()
+        self.agents["b"].restore(folder)
+        self.verdict.forgive()
+        self.publishers[0].burst = 100  # else its replica notices that it has more
+        await asyncio.sleep(1.0)
+        for site in "cab":
+            self.agents[site].start()
+        await self.rest()
 
 
 class Elsewhere(Trial):
@@ -596,6 +631,8 @@ class Key(Trial):
         (Outboxes, "a home reads no outbox before it knows that it is one"),
         (Elsewhere, "a copy reads at its holder what that one has"),
         (Overtaken, "a home that is replaced twice at once brings what it had in order"),
+        (Chosen, "a site that was chosen before it began anew asks its members"),
+        (OvertakenLater, "what may have to be cut again is not welded"),
         (Key, "a link of which the directory has another key is mended"),
         (PowerCut, "an index that a power cut took is not confirmed for the event that was lost"),
         (LateStore, "a log that is frozen takes nothing that waited to be stored"),

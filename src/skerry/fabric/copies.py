@@ -70,7 +70,9 @@ class Copies:
         self.site = site
         self.logs = Logs(jetstream, site, fabric, store, deliver_plain)
         self.durables = Durables(jetstream, site, store, links, peers, self._root)
-        self.tails = Tails(jetstream, self.logs, links, peers)
+        self.tails = Tails(
+            jetstream, self.logs, links, peers, lambda local: self.mending.begin(local)
+        )
         self._replacement = Replacement(self.logs, links, peers, self.durables, self.tails, self)
         self.following = Following(
             jetstream, self.logs, store, links, peers, self._welds, self._on_fork
@@ -162,6 +164,7 @@ class Copies:
                     await self._forget(local)  # it was deleted while we were away
             elif self._is_shut(local, entry):
                 self.openings.begin(local)
+                self.mending.begin(local)
             else:
                 await self._settle_or_later(local, entry)
         for entry in self._store.all("topic.", TopicEntry).values():
@@ -298,6 +301,7 @@ class Copies:
             tide = self.openings.tide
             if tide is not None and last < tide.ends.get(name, 0):
                 return None  # it has promised, and its word of how far it is counts for nothing
+            local.told = self.starts
             return self._state(local)
 
     async def state(self, name: str) -> State | None:
@@ -413,6 +417,7 @@ class Copies:
             state = await self.state(name)
             is_there = state and state.label >= epoch and state.last >= last
             if is_there or self._connection.now() > deadline:
+                self.logs.of(name).told = self.starts
                 return state
             await asyncio.sleep(0.001)
 
@@ -448,6 +453,7 @@ class Copies:
                 return
             try:
                 last = await self.logs.measure(local)
+                local.told = self.starts
                 await self._store.put(topic_key(name), next_epoch(entry, entry.members, last))
                 return  # our own watch settles it
             except Unavailable:
@@ -585,13 +591,17 @@ class Copies:
                 return
         if local.kind == "frozen" and local.epoch == entry.epoch:
             return  # shut for a move or a partition; it opens again in another epoch
-        is_new = local.kind != "" and local.copy.label != entry.epoch
-        if is_new and len(entry.members) > 1 and self._is_suspect(local):
-            await self.logs.freeze(local)
-            self._give_away(entry, "has an older log than it had")
         if local.lease is not None:
             local.lease.cancel()
             local.lease = None
+        is_new = local.kind != "" and local.copy.label != entry.epoch
+        is_chosen = is_new and local.kind != "home" and entry.epoch >= local.copy.sealed
+        if is_chosen and len(entry.members) > 1 and local.told != self.starts:
+            await self._ask_first(local, entry)
+            return
+        if is_new and len(entry.members) > 1 and self._is_suspect(local):
+            await self.logs.freeze(local)
+            self._give_away(entry, "has an older log than it had")
         if not local.is_whole and entry.epoch >= local.copy.sealed:
             self.mending.begin(local)
             raise FabricError(f"the log of {entry.name} here is put together first", "Try again.")
@@ -613,6 +623,16 @@ class Copies:
         local.checked = self.starts
         local.parent = ""
         await self.following.leave(local)
+        self.tails.bring_home(local)
+
+    async def _ask_first(self, local: Local, entry: TopicEntry) -> None:
+        """The engine was started since this site told how far it is, and was chosen for that: its
+        disk may have lost some of it. So it opens as a home does that starts anew."""
+        if local.kind == "copy":
+            await self.logs.stop(local)
+            await self.following.leave(local)
+        local.epoch = entry.epoch
+        self.openings.begin(local)
 
     def _is_another_home(self, local: Local, entry: TopicEntry) -> bool:
         """Whether the stream that is to lead is not what this site told of it when it was chosen:
@@ -672,8 +692,7 @@ class Copies:
 
     async def _keep_following(self, local: Local, entry: TopicEntry, info: Info | None) -> None:
         if not self._is_needed(local, entry):
-            await self.tails.cut(local)
-            self.tails.bring_home(local)
+            await self.tails.keep_rest(local, entry)
             await self._delete(local)
             return
         copy = local.copy
@@ -753,6 +772,7 @@ class Copies:
         await self._delete(local)
         if is_needed:
             await self._make_copy(local, entry)
+        self.tails.bring_home(local)
         return is_needed
 
     async def drop(self, local: Local) -> None:

@@ -5,7 +5,7 @@ What follows happens in the background, while the active segment takes what the 
 
 1. *Tell.* Who reads a frozen segment is told to look again.
 2. *Cut.* What segments hold beyond the history is put aside, and brought home
-   (`skerry.fabric.tails`).
+   (`skerry.fabric.tails`). The rest waits until a quorum has it.
 3. *Weld.* All segments are copied into one stream, at the same engine, without the network: a
    mirror that is sent one after the other by the relay. When it has come to the end, the active
    segment is stopped, the last events follow, and the new stream takes its place. Its engine asks
@@ -99,7 +99,8 @@ class Mending:
     def _look(self, local: Local) -> tuple[object, ...]:
         entry = self._logs.entry(local.name)
         is_aside = local.copy.aside is not None
-        return (local.stream, local.kind, is_aside, entry.epoch if entry else 0)
+        has_tail = local.name in self._tails.kept
+        return (local.stream, local.kind, is_aside, has_tail, entry.epoch if entry else 0)
 
     async def _run(self, local: Local) -> None:
         wait = AGAIN
@@ -117,10 +118,13 @@ class Mending:
                 if told != local.places:
                     await self._durables.roll(local.name, local.frozen, local.chain)
                     told = local.places
-                if local.copy.aside is None:
+                if local.copy.aside is None and local.ends:
                     await self._tails.cut(local)
                     self._tails.bring_home(local)
-                is_ready = local.kind == "copy" or entry.home == self._logs.site
+                # It may have to be cut again until a quorum has what was cut off, and a stream that
+                # was welded does not say any more what is to be kept of it.
+                is_kept = local.name in self._tails.kept
+                is_ready = (local.kind == "copy" and not is_kept) or entry.home == self._logs.site
                 if local.is_split and not local.copy.aside and is_ready:
                     try:
                         await self._weld(local)
@@ -160,7 +164,7 @@ class Mending:
             await self._delete(target)
             entry = self._entry(local)
             await self._jetstream.call(f"STREAM.CREATE.{target}", weld_config(local, entry, target))
-            await self._take_in(local, target)
+            await self._take_in(local, target, places)
             async with local.lock:
                 is_home = self._leads(local)
                 if local.places != places or (local.kind != "copy" and not is_home):
@@ -182,11 +186,11 @@ class Mending:
             await self._jetstream.call(f"STREAM.DELETE.{target}")
         self._relay.forget(target)
 
-    async def _take_in(self, local: Local, target: str) -> None:
+    async def _take_in(self, local: Local, target: str, places: list[tuple[int, int]]) -> None:
         """Until `target` has what the segments have, and its engine may ask at once whom to follow;
         or it is to lead."""
         loop = asyncio.get_running_loop()
-        most, deadline, places = -1, 0.0, local.places
+        most, deadline = -1, 0.0
         while True:
             if local.places != places:
                 raise _changed(local)

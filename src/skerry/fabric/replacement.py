@@ -21,7 +21,6 @@ from skerry.fabric.peers import Peers
 from skerry.fabric.streams import Local
 from skerry.fabric.tails import Tails
 from skerry.fabric.tasks import Tasks
-from skerry.model import promotion
 from skerry.model.fabric import SubscriptionRecord, TopicEntry
 from skerry.model.promotion import may_discard
 
@@ -82,23 +81,13 @@ class Replacement:
                     self._links.want(member)
                 if await self._is_safe(local, entry):
                     if local.kind == "frozen" and not saved:
-                        await self._keep_tail(local, entry)
+                        await self._tails.keep_rest(local, entry)
                         saved = True
                     await self._replace(local, entry, kept)
                     return
             except (SkerryError, Down) as error:
                 log.debug("%s is not replaced yet: %s", local.name, error)
             await asyncio.sleep(WAIT)
-
-    async def _keep_tail(self, local: Local, entry: TopicEntry) -> None:
-        """Put aside what only this log may have, to be brought home. If nobody remembers the fork
-        that may be all of it; but not where the home may have let events age out."""
-        await self._tails.cut(local)
-        copy, forgets = local.copy, entry.settings.forgets
-        is_forgotten = promotion.is_forgotten(copy.root, copy.last, entry.lineage)
-        end = min(promotion.fork_of(copy.root, copy.last, entry.lineage), entry.base)
-        end = 0 if is_forgotten and not forgets else end
-        await self._tails.keep_all(local, end)
 
     async def _replace(
         self, local: Local, entry: TopicEntry, kept: dict[str, SubscriptionRecord]

@@ -14,6 +14,7 @@ import contextlib
 import itertools
 import logging
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 from skerry.engine.jetstream import ApiError, JetStream
@@ -29,7 +30,7 @@ from skerry.fabric.tasks import Tasks
 from skerry.model.event import Event
 from skerry.model.fabric import TopicEntry
 from skerry.model.names import stream_of, tail_of, topic_of_tail
-from skerry.model.promotion import is_forked
+from skerry.model.promotion import fork_of, is_forgotten, is_forked
 
 log = logging.getLogger("skerry.fabric")
 
@@ -50,9 +51,17 @@ SOON = 3.0
 
 
 class Tails:
-    """The tails of one site."""
+    """The tails of one site. `on_gone` is told of a log that has none any more."""
 
-    def __init__(self, jetstream: JetStream, logs: Logs, links: Links, peers: Peers) -> None:
+    def __init__(
+        self,
+        jetstream: JetStream,
+        logs: Logs,
+        links: Links,
+        peers: Peers,
+        on_gone: Callable[[Local], None],
+    ) -> None:
+        self._on_gone = on_gone
         self._jetstream = jetstream
         self._logs = logs
         self._links = links
@@ -89,6 +98,8 @@ class Tails:
             info = await self._jetstream.stream(stream)
             if info is not None and info["state"]["last_seq"] > end:
                 await self._keep(local, info, end)
+                if local.ends.get(number) != end:
+                    continue  # it is to end earlier by now, and so to be kept from there on
                 if number in dict(local.places):
                     if self.tide is not None:
                         self.tide.expect(stream)
@@ -96,11 +107,18 @@ class Tails:
                     await self._logs.remove(stream, range(end + 1, last + 1))
             if number not in dict(local.places):
                 await self._logs.drop(local, [stream])
-            if local.ends.get(number) == end:  # else it is to end earlier by now
+            if local.ends.get(number) == end:
                 del local.ends[number]
 
-    async def keep_all(self, local: Local, end: int) -> None:
-        """Copy what the log holds beyond `end`, because it is about to be removed."""
+    async def keep_rest(self, local: Local, entry: TopicEntry) -> None:
+        """Copy what the log holds beyond the history, because it is about to be removed. If nobody
+        remembers the fork that may be all of it; but not where the home may have let events age
+        out."""
+        await self.cut(local)
+        copy, forgets = local.copy, entry.settings.forgets
+        end = min(fork_of(copy.root, copy.last, entry.lineage), entry.base)
+        if is_forgotten(copy.root, copy.last, entry.lineage) and not forgets:
+            end = 0
         async with self._locks[local.name]:
             for segment in local.chain:
                 if (info := await self._jetstream.stream(segment.stream)) is not None:
@@ -185,6 +203,7 @@ class Tails:
     async def _run(self, local: Local) -> None:
         wait = AGAIN
         while local.name in self.kept and (entry := self._logs.entry(local.name)) is not None:
+            local = self._logs.get(local.name) or local
             try:
                 await self._bring_home(local, entry)
                 continue
@@ -203,11 +222,13 @@ class Tails:
             async with self._locks[local.name]:  # one may just be made
                 if not await self._all(local.name):
                     self.kept.discard(local.name)
+                    self._on_gone(local)
             return
-        if local.ends or is_forked(local.copy.root, local.copy.last, entry.lineage):
+        is_forked_here = is_forked(local.copy.root, local.copy.last, entry.lineage)
+        if local.kind and (local.ends or is_forked_here):
             raise FabricError(f"{local.name} holds more that goes first")
         for info in sorted(tails, key=_place):
-            root, first = _place(info)
+            first, root = _place(info)
             if entry.is_another(root):  # of a topic that was deleted
                 await self._delete(info)
                 continue
@@ -273,10 +294,10 @@ class Tails:
 
 
 def _place(tail: dict[str, Any]) -> tuple[int, int]:
-    """Where a tail comes among others: the epoch whose history its stream was part of, and the
-    index of the first event that it may keep."""
+    """Where a tail comes among others: the index of the first event that it may keep, and the epoch
+    whose history its stream was part of."""
     marks = tail["config"]["metadata"]
-    return int(marks[ROOT]), int(marks[FIRST])
+    return int(marks[FIRST]), int(marks[ROOT])
 
 
 def _source(tail: dict[str, Any]) -> tuple[str, str]:
