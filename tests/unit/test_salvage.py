@@ -119,6 +119,6 @@ async def test_an_engine_that_does_not_say_that_it_stored_is_unavailable(error: 
         raise error
 
     engine = SimpleNamespace(connection=SimpleNamespace(request=request))
-    tails = Tails(cast(Any, engine), *cast(Any, (None, None, None)))
+    tails = Tails(cast(Any, engine), *cast(Any, (None, None, None, None)))
     with pytest.raises(Unavailable):
         await tails._store("r~t", [event(0)])
