@@ -532,6 +532,29 @@ class OvertakenLater(Overtaken):
     later = 3.0
 
 
+class Chosen(Trial):
+    """A site is chosen, and its folder set back to what it had in that moment. Nobody remembers
+    how new it was, for all begin anew."""
+
+    async def story(self) -> None:
+        """See the class."""
+        await self.found("abc", ["c", "b", "a"])
+        self.write("p", "b", "quorum")
+        await self.until(lambda: len(self.verdict.acked) > 3)
+        self.agents["c"].kill()
+        await self.until(lambda: self.verdict.entry.home == "b")
+        folder, count = self.agents["b"].snapshot(), len(self.verdict.acked)
+        await self.until(lambda: len(self.verdict.acked) > count + 3)
+        self.agents["a"].kill()
+        self.agents["b"].restore(folder)
+        self.verdict.forgive()
+        self.publishers[0].burst = 100  # else its replica notices that it has more
+        await asyncio.sleep(1.0)
+        for site in "cab":
+            self.agents[site].start()
+        await self.rest()
+
+
 class Elsewhere(Trial):
     """A copy is told to follow another holder while the first one answers. Their logs are streams
     of other names."""
@@ -608,6 +631,7 @@ class Key(Trial):
         (Outboxes, "a home reads no outbox before it knows that it is one"),
         (Elsewhere, "a copy reads at its holder what that one has"),
         (Overtaken, "a home that is replaced twice at once brings what it had in order"),
+        (Chosen, "a site that was chosen before it began anew asks its members"),
         (OvertakenLater, "what may have to be cut again is not welded"),
         (Key, "a link of which the directory has another key is mended"),
         (PowerCut, "an index that a power cut took is not confirmed for the event that was lost"),

@@ -301,6 +301,7 @@ class Copies:
             tide = self.openings.tide
             if tide is not None and last < tide.ends.get(name, 0):
                 return None  # it has promised, and its word of how far it is counts for nothing
+            local.told = self.starts
             return self._state(local)
 
     async def state(self, name: str) -> State | None:
@@ -328,13 +329,18 @@ class Copies:
     def _state(self, local: Local) -> State:
         return msgspec.structs.replace(
             local.copy.state(),
-            young=local.kind == "copy" and self._connection.now() < self.young_until,
+            young=self._has_forgotten(local),
             full=self.is_full,
             doubted=local.name in self._doubted,
             count=local.count,
             split=local.is_split,
             segment=local.segment,
         )
+
+    def _has_forgotten(self, local: Local) -> bool:
+        """Whether ids are missing here from before the engine's start: a copy has them no more."""
+        was_copy = local.kind == "copy" or local.stopped == self.starts
+        return was_copy and self._connection.now() < self.young_until
 
     @property
     def _doubted(self) -> Mapping[str, int]:
@@ -416,6 +422,7 @@ class Copies:
             state = await self.state(name)
             is_there = state and state.label >= epoch and state.last >= last
             if is_there or self._connection.now() > deadline:
+                self.logs.of(name).told = self.starts
                 return state
             await asyncio.sleep(0.001)
 
@@ -451,7 +458,9 @@ class Copies:
                 return
             try:
                 last = await self.logs.measure(local)
-                await self._store.put(topic_key(name), next_epoch(entry, entry.members, last))
+                local.told = self.starts
+                fresh = next_epoch(entry, entry.members, last, self._state(local))
+                await self._store.put(topic_key(name), fresh)
                 return  # our own watch settles it
             except Unavailable:
                 await asyncio.sleep(1.0)
@@ -588,13 +597,17 @@ class Copies:
                 return
         if local.kind == "frozen" and local.epoch == entry.epoch:
             return  # shut for a move or a partition; it opens again in another epoch
-        is_new = local.kind != "" and local.copy.label != entry.epoch
-        if is_new and len(entry.members) > 1 and self._is_suspect(local):
-            await self.logs.freeze(local)
-            self._give_away(entry, "has an older log than it had")
         if local.lease is not None:
             local.lease.cancel()
             local.lease = None
+        is_new = local.kind != "" and local.copy.label != entry.epoch
+        is_chosen = is_new and local.kind != "home" and entry.epoch >= local.copy.sealed
+        if is_chosen and len(entry.members) > 1 and local.told != self.starts:
+            await self._ask_first(local, entry)
+            return
+        if is_new and len(entry.members) > 1 and self._is_suspect(local):
+            await self.logs.freeze(local)
+            self._give_away(entry, "has an older log than it had")
         if not local.is_whole and entry.epoch >= local.copy.sealed:
             self.mending.begin(local)
             raise FabricError(f"the log of {entry.name} here is put together first", "Try again.")
@@ -617,6 +630,16 @@ class Copies:
         local.parent = ""
         await self.following.leave(local)
         self.tails.bring_home(local)
+
+    async def _ask_first(self, local: Local, entry: TopicEntry) -> None:
+        """The engine was started since this site told how far it is, and was chosen for that: its
+        disk may have lost some of it. So it opens as a home does that starts anew."""
+        if local.kind == "copy":
+            await self.logs.stop(local)
+            await self.following.leave(local)
+            local.stopped = self.starts
+        local.epoch = entry.epoch
+        self.openings.begin(local)
 
     def _is_another_home(self, local: Local, entry: TopicEntry) -> bool:
         """Whether the stream that is to lead is not what this site told of it when it was chosen:

@@ -83,6 +83,11 @@ class Local:
         """How many events the log held when it was looked at last."""
         self.checked = 0
         """The start of the engine since which a home here is known to be behind no member."""
+        self.told = 0
+        """The start of the engine since which a leader may have been told how far the log is: what
+        it had then it has."""
+        self.stopped = 0
+        """The start of the engine since which a copy here, that was chosen, is to become a home."""
         self.is_reopened = False
         """Whether a home is shut only until its members were asked."""
         self.work: asyncio.Task[None] | None = None
