@@ -86,7 +86,13 @@ class DurableSubscription(Subscription):
         self._acked: dict[int, int] = {}
         """Index and time of what was acknowledged. In a fabric a log may be replaced by one in
         which an index is another event, and then the time differs."""
+        self._repeated: set[int] = set()
+        """Indexes of events that came again, and wait here: whoever had them first may still be at
+        work on them."""
         self._highest = 0
+        """The last index that this consumer delivered."""
+        self._top = 0
+        """The last index that any consumer of this subscription delivered."""
         self._created = ""
         self._ending: asyncio.Task[None] | None = None
         """Waits for the last acknowledgements of a frozen segment."""
@@ -101,6 +107,16 @@ class DurableSubscription(Subscription):
         self._acked[event.index] = event.timestamp_ns
         if len(self._acked) > ACKED_KEPT:
             del self._acked[next(iter(self._acked))]
+        if event.index in self._repeated:
+            self._drop(event.index, event.timestamp_ns)
+
+    def _drop(self, index: int, stamp: int) -> None:
+        """An event was acknowledged that had come again meanwhile, and waits here."""
+        self._repeated.discard(index)
+        for event in [one for one in self._held if one.index == index]:
+            if event.timestamp_ns == stamp:
+                self._held.remove(event)
+                self._answer(event.reply, b"+ACK")
 
     def reject(self, event: Event, delay: float = 0.0) -> None:
         """Ask for `event` once more, after `delay` seconds."""
@@ -135,8 +151,8 @@ class DurableSubscription(Subscription):
 
     def _take(self, events: list[Event], size: int, pending: int) -> None:
         self.pending = pending
-        before = self._highest
-        self._highest = max(before, max([event.index for event in events]))
+        before, last = self._top, max([event.index for event in events])
+        self._highest, self._top = max(self._highest, last), max(before, last)
         if not self._segment.is_active:
             events = self._within(events)
             if not pending:
@@ -160,6 +176,8 @@ class DurableSubscription(Subscription):
             # Within what came just now, too: the engine may send at once what it was given back.
             newest = {(event.index, event.timestamp_ns): event for event in fresh}
             fresh = [event for place, event in newest.items() if place not in held]
+            self._repeated &= {index for index, _ in held}
+            self._repeated |= {event.index for event in fresh if event.index <= before}
         if fresh:
             self._hold(fresh, size)
         else:

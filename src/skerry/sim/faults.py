@@ -369,6 +369,12 @@ class Faults:
             self._note(f"kill the reader at {reader.site}")
             reader.kill()
             reader.start()
+        for durable in self._trial.durables:
+            durable.kill()
+            if self._random.random() < 0.5:
+                durable.site = self._random.choice(list(self._trial.agents))
+            self._note(f"kill the durable reader, and start it at {durable.site}")
+            durable.start()
 
     def burst(self) -> None:
         """A publisher has much to say."""

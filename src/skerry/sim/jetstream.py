@@ -1,7 +1,7 @@
 """The streams of a simulated engine: what Skerry uses of JetStream, as nats-server 2.15 does it.
 
-A `Stream` is what is on disk, and what its engine remembers of it while it runs. A `Consumer` sends
-what a stream holds, to whoever asks or to a mirror. A `Mirror` asks for such a consumer, at most
+A `Stream` is what is on disk, and what its engine remembers of it while it runs. What it holds is
+sent by its consumers (`skerry.sim.consumer`). A `Mirror` asks for such a consumer, at most
 every two seconds, and stores what comes; what it does when something does not fit is the engine's
 own way (server/stream.go: setupMirrorConsumer, processInboundMirrorMsg), times included. A `Source`
 does the same beside what the stream takes itself (setStartingSequenceForSources,
@@ -19,24 +19,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from skerry.model.event import parse_headers
+from skerry.sim.consumer import NANO, STALLED, Consumer
 from skerry.sim.loop import EPOCH
 from skerry.sim.subjects import fits
 
 if TYPE_CHECKING:
     from skerry.sim.engine import Engine
 
-NANO = 1_000_000_000
 ASK_EVERY = 2.0
 JITTER = 0.1
 ANSWER = 30.0
-STALLED = 10.0
 BACKOFF = 10.0
 BACKOFF_MOST = 120.0
 """Seconds: between a mirror's questions at the least; before its first, once or twice as long; that
-it waits for an answer; without a message before it asks again; that it is deaf after each error in
-a row, and at the most."""
-HEARTBEAT = 1.0
-ON_DISK = ("config", "created", "messages", "first", "last", "subjects", "places")
+it waits for an answer; that it is deaf after each error in a row, and at the most."""
+ON_DISK = ("config", "created", "messages", "first", "last", "subjects", "places", "durables")
 SOURCE = "Nats-Stream-Source"
 
 NOT_FOUND = {"code": 404, "err_code": 10059, "description": "stream not found"}
@@ -45,6 +42,8 @@ NO_CONSUMER = {"code": 404, "err_code": 10014, "description": "consumer not foun
 MISMATCH = {"code": 400, "err_code": 10060, "description": "expected stream does not match"}
 WRONG = {"code": 400, "err_code": 10071}
 NO_ROOM = {"code": 500, "err_code": 10023, "description": "no space left on device"}
+CONSUMER_EXISTS = {"code": 400, "err_code": 10148, "description": "consumer already exists"}
+CANNOT_CHANGE = {"code": 500, "err_code": 10012, "description": "deliver policy can not be updated"}
 EXISTS = {"code": 400, "err_code": 10058, "description": "stream name already in use"}
 
 
@@ -75,6 +74,8 @@ class Stream:
         self.subjects: dict[str, list[int]] = {}
         self.ids: dict[str, tuple[int, int]] = {}
         self.consumers: dict[str, Consumer] = {}
+        self.durables: dict[str, dict[str, Any]] = {}
+        """What is on disk of those that are to outlive the engine."""
         self.mirror: Mirror | None = None
         self.sources: dict[str, Source] = {}
         """By name: where it reads, and what (composeIName)."""
@@ -91,6 +92,8 @@ class Stream:
     def open(self) -> None:
         """The engine has started, or the stream was made."""
         self.consumers.clear()
+        for name, saved in self.durables.items():
+            self.consumers[name] = Consumer.recovered(self, name, saved)
         self._inbox.clear()
         self._is_stuck = False
         self._listens = []
@@ -261,6 +264,8 @@ class Stream:
         if not self.subjects[one.subject]:
             del self.subjects[one.subject]
         self.first = next(iter(self.messages), self.last + 1)
+        for consumer in self.consumers.values():
+            consumer.on_removed(index)
         return True
 
     def purge(self, index: int | None, pattern: str | None = None) -> int:
@@ -276,6 +281,8 @@ class Stream:
             self.skip(index - 1)
         elif not self.messages:
             self.skip(self.last)
+        for consumer in self.consumers.values():
+            consumer.on_purged()
         return len(gone)
 
     def lose(self, count: int) -> None:
@@ -361,146 +368,6 @@ class Stream:
             lines, self.name.encode(), one.subject.encode(), one.index,
             stamp.encode(), one.time % NANO,
         )  # fmt: skip
-
-
-class Consumer:
-    """Sends the messages of a stream, in order."""
-
-    def __init__(self, stream: Stream, name: str, config: dict[str, Any]) -> None:
-        self.stream = stream
-        self.name = name
-        self.config = config
-        self._engine = stream.engine
-        filters = config.get("filter_subjects") or [config.get("filter_subject")]
-        self._filters: list[str] = [one for one in filters if one]
-        self.deliver: str = config.get("deliver_subject", "")
-        self._sent = 0
-        policy = config.get("deliver_policy", "all")
-        start = config.get("opt_start_seq", 0)
-        self._only: list[int] | None = None
-        if policy == "by_start_time":
-            since = config["opt_start_time"]
-            late = (one.index for one in stream.messages.values() if one.time >= since)
-            start = next(late, stream.last + 1)
-        if not start:
-            start = stream.last + 1 if policy == "new" else stream.first
-        if policy == "last_per_subject" and stream.config.get("max_msgs_per_subject") != 1:
-            self._only = sorted(n[-1] for n in stream.subjects.values())
-        self.next = max(start, stream.first, 1)
-        self.began = self.next - 1
-        self._requests: deque[list[Any]] = deque()
-        self._busy = 0.0
-        if self.deliver:
-            self._engine.after(HEARTBEAT, self._beat)
-
-    def info(self) -> bytes:
-        """What the engine says of a consumer, as JSON."""
-        none = {"consumer_seq": self._sent, "stream_seq": self.next - 1}
-        return msgspec.json.encode(
-            {
-                "stream_name": self.stream.name, "name": self.name, "created": self.stream.created,
-                "config": {**self.config, "name": self.name}, "delivered": none, "ack_floor": none,
-                "num_ack_pending": 0, "num_redelivered": 0, "num_waiting": len(self._requests),
-                "num_pending": self._pending(),
-            }
-        )  # fmt: skip
-
-    def close(self) -> None:
-        """It goes, and who waits is told."""
-        if self.stream.consumers.pop(self.name, None) is not None:
-            for request in self._requests:
-                self._engine.publish(request[0], "", b"NATS/1.0 409 Consumer Deleted\r\n\r\n", b"")
-            self._requests.clear()
-
-    def ask(self, reply: str, body: bytes) -> None:
-        """Somebody wants the next messages."""
-        asked = msgspec.json.decode(body) if body[:1] == b"{" else {"batch": int(body or 1)}
-        request = [reply, asked.get("batch", 1)]
-        self._requests.append(request)
-        self.send()
-        if request in self._requests:
-            self._engine.after(asked.get("expires", 30 * NANO) / NANO, self._expire, request)
-            if beat := asked.get("idle_heartbeat"):
-                self._engine.after(beat / NANO, self._idle, request, beat / NANO)
-
-    def send(self) -> None:
-        """Send what can be sent."""
-        if not self.deliver and not self._requests:
-            return
-        stream = self.stream
-        while (one := self._upcoming()) is not None:
-            to = self.deliver or self._requests[0][0]
-            if self.deliver and not self._engine.has_interest(to):
-                return
-            self.next = one.index + 1
-            self._sent += 1
-            reply = (
-                f"$JS.ACK.{stream.name}.{self.name}.1.{one.index}.{self._sent}."
-                f"{one.time}.{self._pending()}"
-            )
-            self._busy = self._engine.now()
-            if not self.deliver:
-                self._requests[0][1] -= 1
-                if not self._requests[0][1]:
-                    self._requests.popleft()
-            self._engine.publish(to, reply, one.head, one.data, one.subject)
-            if not self.deliver and not self._requests:
-                return
-
-    def _upcoming(self) -> Message | None:
-        messages, last = self.stream.messages, self.stream.last
-        index = self.next
-        while index <= last:
-            one = messages.get(index)
-            if one is not None and self._is_wanted(one):
-                return one
-            index += 1
-        return None
-
-    def _is_wanted(self, one: Message) -> bool:
-        if self._only is not None and one.index not in self._only:
-            return False
-        return not self._filters or any(fits(f, one.subject) for f in self._filters)
-
-    def _pending(self) -> int:
-        if self.next > self.stream.last:
-            return 0
-        stream, messages = self.stream, self.stream.messages
-        if self._only is None and not self._filters and stream.is_whole:
-            return int(stream.last - max(self.next, stream.first) + 1)
-        return sum(one.index >= self.next and self._is_wanted(one) for one in messages.values())
-
-    def _expire(self, request: list[Any]) -> None:
-        if request in self._requests:
-            self._requests.remove(request)
-            self._engine.publish(request[0], "", b"NATS/1.0 408 Request Timeout\r\n\r\n", b"")
-
-    def _idle(self, request: list[Any], every: float) -> None:
-        if request in self._requests:
-            self._engine.publish(request[0], "", b"NATS/1.0 100 Idle Heartbeat\r\n\r\n", b"")
-            self._engine.after(every, self._idle, request, every)
-
-    def _beat(self) -> None:
-        """A mirror's consumer: a sign of life, or the end if nobody listens for long."""
-        if self.stream.consumers.get(self.name) is not self:
-            return
-        now = self._engine.now()
-        if self._engine.has_interest(self.deliver):
-            self._alone = 0.0
-            if now - self._busy >= HEARTBEAT:
-                head = (
-                    b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Consumer: %d\r\n"
-                    b"Nats-Last-Stream: %d\r\n\r\n" % (self._sent, self.next - 1)
-                )
-                self._engine.publish(self.deliver, "", head, b"")
-        else:
-            self._alone += HEARTBEAT
-            if self._alone > STALLED:
-                self.close()
-                return
-        self._engine.after(HEARTBEAT, self._beat)
-
-    _alone = 0.0
 
 
 class Mirror:
@@ -833,8 +700,16 @@ def answer_of(engine: Engine, call: str, reply: str, data: bytes) -> bytes | Non
             called = config.get("durable_name") or config.get("name") or f"c{engine.count()}"
             if config.get("sourcing"):
                 called = f"{called}_{engine.count()}"
+            if (known := stream_.consumers.get(called)) is not None:
+                if asked.get("action") == "create" and not known.is_like(config):
+                    return _error(CONSUMER_EXISTS)
+                if not known.begins_as(config):
+                    return _error(CANNOT_CHANGE)
+                known.change(config)
+                return known.info()
             consumer_ = Consumer(stream_, called, config)
             stream_.consumers[called] = consumer_
+            consumer_.open()
             told_first = consumer_.info()
             engine.after(0.0, consumer_.send)
             return told_first
@@ -844,7 +719,7 @@ def answer_of(engine: Engine, call: str, reply: str, data: bytes) -> bytes | Non
     if what == "CONSUMER.DELETE":
         consumer_or.close()
         return b'{"success":true}'
-    return consumer_or.info()
+    return consumer_or.info(is_asked=True)
 
 
 def is_there(engine: Engine, call: str) -> bool:

@@ -21,6 +21,7 @@ from skerry.client.client import Client
 from skerry.config import ClientSettings
 from skerry.errors import AgedOut, SkerryError, Unavailable, UnknownTopic
 from skerry.log.append import Publisher
+from skerry.log.follow import Subscription
 from skerry.model.promotion import LINEAGE_KEPT
 from skerry.model.topic import Ack, OnPartition
 from skerry.sim.agent import Agent, stand_ins
@@ -44,6 +45,10 @@ CUT_OFF: tuple[OnPartition, ...] = ("stop", "stop", "continue")
 BUSY = (0.0, 0.01, 0.04)
 CALM = (0.2, 0.5)
 """Seconds between two events of a publisher: around each fault, and else."""
+DURABLES = 0.4
+"""The share of trials that have a durable subscription."""
+ACK_WAIT = 1.0
+"""Seconds after which it is given again what it has not acknowledged."""
 THINS = 3
 """Sub-topics that a publisher writes to by turns, if only the last events of each are kept."""
 
@@ -202,6 +207,71 @@ class Reader:
         self.last = index
 
 
+class DurableReader:
+    """A program that reads by a durable subscription, and acknowledges what it is given: mostly at
+    once, sometimes later, sometimes not before it comes again. It may be started elsewhere."""
+
+    def __init__(self, trial: Trial, site: str) -> None:
+        self.site = site
+        self.given: set[bytes] = set()
+        """All that it was ever given."""
+        self._trial = trial
+        self._random = Random(f"{trial.seed}/durable")
+        self._process = Process("durable", site)
+
+    def start(self) -> None:
+        """Run it."""
+        self._process = Process("durable", self.site)
+        self._process.context().run(self._trial.loop.create_task, self._run())
+
+    def kill(self) -> None:
+        """End it in its midst; what it was given and did not acknowledge is for the next."""
+        self._process.is_alive = False
+        self._trial.net.engines[self.site].hang_up(self._process)
+
+    async def _run(self) -> None:
+        trial, start = self._trial, 1
+        while True:
+            client = Client([trial.agents[self.site].address("sdk")], ClientSettings(), "durable")
+            try:
+                await client.open()
+                window = self._random.choice((2, 10, 100))
+                async with client.subscribe(
+                    TOPIC, durable="d", from_index=start, ack_wait=ACK_WAIT, window=window
+                ) as events:
+                    await self._read(events)
+            except AgedOut as error:
+                start = error.first
+                if not trial.verdict.thins:
+                    trial.verdict.fail(f"the durable reader at {self.site}: {error}")
+            except SkerryError as error:
+                trial.note(f"the durable subscription ends: {error.what}", self.site)
+            await client.close()
+            await asyncio.sleep(0.5)
+
+    async def _read(self, events: Subscription) -> None:
+        trial, random = self._trial, self._random
+        done: set[tuple[int, int]] = set()
+        async for event in events:
+            place = event.index, event.timestamp_ns
+            if trial.is_verbose:
+                trial.note(f"the durable reader gets {bytes(event.data)!r} at {place[0]}", self.site)
+            if place in done:
+                trial.verdict.fail(f"the durable reader gets {bytes(event.data)!r} at {place[0]} "
+                                   "again, which it has acknowledged")  # fmt: skip
+            self.given.add(bytes(event.data))
+            what = 1.0 if trial.is_healed else random.random()
+            if what < 0.05:
+                continue  # forgotten: it comes again
+            if what < 0.1:
+                events.reject(event, random.choice((0.0, 0.1)))
+                continue
+            if what < 0.2:
+                await asyncio.sleep(random.choice((0.01, 0.3)))
+            events.ack(event)
+            done.add(place)
+
+
 class Trial(logging.Handler):
     """Runs one; what ships logs into its trace."""
 
@@ -224,6 +294,7 @@ class Trial(logging.Handler):
         self.agents: dict[str, Agent] = {}
         self.publishers: list[Writer] = []
         self.readers: list[Reader] = []
+        self.durables: list[DurableReader] = []
         self.is_healed = False
         self.busy = asyncio.Event()
         self._busy_until = 0.0
@@ -300,6 +371,9 @@ class Trial(logging.Handler):
         for name in "pq"[: random.choice((1, 2))]:
             self.write(name, random.choice(sites), random.choice(LEVELS))
         self.read(random.choice(sites))
+        extra = Random(f"{self.seed}/durables")
+        if extra.random() < DURABLES:
+            self.read_durably(extra.choice(sites))
         faults = Faults(self)
         active = random.choice(ACTIVE)
         self.planned = faults.plan(active, self.only)
@@ -367,6 +441,12 @@ class Trial(logging.Handler):
         """Run a reader."""
         self.readers.append(Reader(self, site))
         self.readers[-1].start()
+
+    def read_durably(self, site: str) -> None:
+        """Run a reader with a durable subscription."""
+        self.note(f"a durable reader at {site}")
+        self.durables.append(DurableReader(self, site))
+        self.durables[-1].start()
 
     async def pause(self, seconds: float) -> None:
         """Wait, unless it is over."""

@@ -8,10 +8,12 @@ kept        a new epoch begins below an event that was acknowledged at level `qu
             that so many replicas have told of that a publisher may be acknowledged it any moment
 held        an event is acknowledged at level `quorum` that too few members have on disk
 reader      a live reader misses an index, gets the very same event again, or gets another one in
-            place of an event that was acknowledged at level `quorum`
+            place of an event that was acknowledged at level `quorum`; a durable one gets again what
+            it has acknowledged, within one subscription
 progress    nothing is acknowledged for long, though all that it takes is up and connected
 end         when all is healed: a copy differs or is not settled, an acknowledged event is not
-            there once, a publisher's events are out of order, a reader has not what the log has
+            there once, a publisher's events are out of order, a reader has not what the log has, a
+            durable one was never given some of it
 """
 
 from __future__ import annotations
@@ -255,6 +257,10 @@ class Verdict:
                     return f"the reader at {reader.site} had {had!r} at {index}, not {data!r}"
             if reader.last > last:
                 return f"the reader at {reader.site} had {reader.last} events"
+        for durable in trial.durables:
+            for index, (data, _) in logs[entry.home].items():
+                if data not in durable.given:
+                    return f"the durable reader at {durable.site} was not given {data!r} at {index}"
         return None
 
     def log(self, site: str, stream: str) -> dict[int, tuple[bytes, int]]:
