@@ -137,6 +137,21 @@ async def test_what_is_not_acknowledged_comes_again(client: Client) -> None:
         assert (await anext(subscription)).data == b"y"
 
 
+async def test_what_came_again_while_it_was_worked_on_is_not_handed_out_once_acknowledged(
+    client: Client,
+) -> None:
+    await client.create_topic("t")
+    await client.publish("t", "x")
+    async with client.subscribe("t", durable="d", from_index=1, ack_wait=0.3) as subscription:
+        event = await anext(subscription)
+        async with asyncio.timeout(20):
+            while not subscription._held:
+                await asyncio.sleep(0.01)
+        subscription.ack(event)
+        await client.publish("t", "y")
+        assert (await anext(subscription)).data == b"y"
+
+
 async def test_an_engine_crash_does_not_hold_a_durable_subscription_up(
     site: LocalSite, client: Client
 ) -> None:

@@ -213,8 +213,8 @@ class DurableReader:
 
     def __init__(self, trial: Trial, site: str) -> None:
         self.site = site
-        self.given: set[bytes] = set()
-        """All that it was ever given."""
+        self.given: set[tuple[int, bytes]] = set()
+        """All that it was ever given: indexes and events."""
         self._trial = trial
         self._random = Random(f"{trial.seed}/durable")
         self._process = Process("durable", site)
@@ -259,7 +259,7 @@ class DurableReader:
             if place in done:
                 trial.verdict.fail(f"the durable reader gets {bytes(event.data)!r} at {place[0]} "
                                    "again, which it has acknowledged")  # fmt: skip
-            self.given.add(bytes(event.data))
+            self.given.add((event.index, bytes(event.data)))
             what = 1.0 if trial.is_healed else random.random()
             if what < 0.05:
                 continue  # forgotten: it comes again

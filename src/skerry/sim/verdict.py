@@ -259,7 +259,7 @@ class Verdict:
                 return f"the reader at {reader.site} had {reader.last} events"
         for durable in trial.durables:
             for index, (data, _) in logs[entry.home].items():
-                if data not in durable.given:
+                if (index, data) not in durable.given:
                     return f"the durable reader at {durable.site} was not given {data!r} at {index}"
         return None
 
