@@ -594,6 +594,27 @@ class Elsewhere(Trial):
         await self.rest()
 
 
+class Hole(Trial):
+    """A copy of a copy: that one was cut off for longer than the home keeps events. The reader is
+    told what it missed (`Reader.run` begins anew there), and not led across it."""
+
+    async def story(self) -> None:
+        """See the class."""
+        await self.found("abc", ["c", "a"], limit=20)
+        self.write("p", "c", "home")
+        self.read("b")
+        await self.until(lambda: self.readers[0].last > 3)
+        fabric = self.agents["b"].fabric
+        assert fabric is not None
+        assert fabric.copies.logs.of("t").parent == "a"
+        self.net.set_cut("c", "a", True)
+        self.publishers[0].burst = 50
+        count = self.verdict.taken
+        await self.until(lambda: self.verdict.taken > count + 50)
+        self.net.set_cut("c", "a", False)
+        await self.rest()
+
+
 class Key(Trial):
     """A link's record is gone for a moment from what the dialing site knows of the directory, and
     with it the key; when it is back, that site cannot write another one."""
@@ -633,6 +654,7 @@ class Key(Trial):
         (Overtaken, "a home that is replaced twice at once brings what it had in order"),
         (Chosen, "a site that was chosen before it began anew asks its members"),
         (OvertakenLater, "what may have to be cut again is not welded"),
+        (Hole, "a reader is told of events that no copy could get in time"),
         (Key, "a link of which the directory has another key is mended"),
         (PowerCut, "an index that a power cut took is not confirmed for the event that was lost"),
         (LateStore, "a log that is frozen takes nothing that waited to be stored"),

@@ -19,6 +19,7 @@ import msgspec
 
 from skerry.errors import SkerryError, Unavailable
 from skerry.fabric.control import Control
+from skerry.fabric.following import Holding
 from skerry.fabric.join import JoinRequest
 from skerry.fabric.leader import Leader, RenewRequest, SealRequest
 from skerry.fabric.losses import Lost
@@ -84,6 +85,7 @@ class Services:
         serve("open.topic.list", None, self._list)
         serve("open.topic.find", TopicName, self._find)
         serve("open.topic.want", Want, self._want)
+        serve("open.topic.first", TopicName, self._first)
         serve("open.reach", Reach, self._reach)
         serve("open.progress", ProgressRequest, self._part.progress.watch)
         serve("open.sites", None, self._sites)
@@ -222,6 +224,16 @@ class Services:
         if request.durable is not None:
             await self._copies.durables.fetch(entry, request.durable)
         return entry
+
+    async def _first(self, request: TopicName) -> int:
+        """The first index that the home keeps; 0 if it does not tell."""
+        entry = self._copies.entry(request.name)
+        if entry is not None and entry.home != self._part.site:
+            with contextlib.suppress(SkerryError):
+                data = await self._part.ask(entry.home, "peer.holding", request)
+                holding = msgspec.json.decode(data, type=Holding | None)
+                return holding.first if holding is not None else 0
+        return 0
 
     # Sites
 

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, NamedTuple
 
 from skerry.engine.link import Down
@@ -59,6 +59,8 @@ class LiveSubscription(Subscription):
         self._suspects: list[int] = []
         self._held_back: list[tuple[list[Event], int]] = []
         self._checking: asyncio.Task[None] | None = None
+        self.first_kept: Callable[[], Awaitable[int]] | None = None
+        """Asks for the first index that the topic's home keeps; None: this log is all there is."""
         self._recent: deque[list[bytes]] = deque()
         self._remembered = 0
         """What was taken last, by the engine's reply subjects: they tell index and time."""
@@ -164,6 +166,9 @@ class LiveSubscription(Subscription):
             kept = await self._log()
             first = kept.first
             keeps_last = kept.config.get("max_msgs_per_subject", -1) > 0
+            if not keeps_last and self.first_kept is not None and _lets_go(kept.config):
+                # A copy that follows too slowly leaves out what its home has let go of meanwhile.
+                first = max(first, await self.first_kept())
             if not keeps_last and first > (missing := min(self._suspects)):
                 raise AgedOut(
                     f"events from {missing} to {first - 1} of {self.topic} aged out before this "
@@ -322,3 +327,8 @@ class LiveSubscription(Subscription):
             )
         except (Moved, UnknownTopic):
             return None
+
+
+def _lets_go(config: dict[str, Any]) -> bool:
+    """Whether a log lets go of its first events."""
+    return any(config.get(limit, -1) > 0 for limit in ("max_msgs", "max_bytes", "max_age"))

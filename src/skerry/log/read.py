@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from datetime import datetime
+from functools import partial
 
 from skerry.engine.jetstream import JetStream
 from skerry.errors import AgedOut, BadIndex, NotYet, SubscriptionError, Unavailable
@@ -169,6 +170,8 @@ class Reader:
         subscription = LiveSubscription(
             self._jetstream, owner, topic, Start(index=start), settle=settle, chain=log.chain
         )
+        if settle is not None:
+            subscription.first_kept = partial(self._routes.first_kept, owner)
         if (entry := self._routes.newest(owner)) is not None:
             subscription.epoch = entry.epoch
         async with await subscription.open(), aclosing(subscription.drain(end)) as events:
@@ -209,6 +212,8 @@ class Reader:
         subscription: Subscription
         if durable is None:
             subscription = LiveSubscription(*place, window=window, settle=settle, chain=log.chain)
+            if settle is not None:
+                subscription.first_kept = partial(self._routes.first_kept, owner)
         else:
             subscription = DurableSubscription(
                 *place,

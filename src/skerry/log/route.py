@@ -153,6 +153,12 @@ class Routes(Listener):
         self._wanted[key] = clock
         return entry
 
+    async def first_kept(self, name: str) -> int:
+        """The first index that the home of topic `name` keeps; 0 if it does not tell."""
+        body = msgspec.json.encode(TopicName(name))
+        reply = await self._jetstream.ask(f"_sk.{self.site}.open.topic.first", body)
+        return msgspec.json.decode(open_answer(reply), type=int)
+
     async def forget(self, name: str, durable: str) -> None:
         """Have the fabric forget a durable subscription."""
         body = msgspec.json.encode((name, durable))

@@ -47,6 +47,8 @@ CALM = (0.2, 0.5)
 """Seconds between two events of a publisher: around each fault, and else."""
 DURABLES = 0.4
 """The share of trials that have a durable subscription."""
+LIMITS = (None, None, None, 20, 100)
+"""How many events the topic keeps."""
 ACK_WAIT = 1.0
 """Seconds after which it is given again what it has not acknowledged."""
 THINS = 3
@@ -182,8 +184,8 @@ class Reader:
                     async for event in events:
                         self._take(event.index, bytes(event.data), event.timestamp_ns)
             except AgedOut as error:
-                start = error.first
-                if not trial.verdict.thins:
+                start, self.last = error.first, error.first - 1
+                if not trial.verdict.forgets:
                     trial.verdict.fail(f"the reader at {self.site}: {error}")
             except SkerryError:
                 self.had.clear()  # see `start`
@@ -242,7 +244,7 @@ class DurableReader:
                     await self._read(events)
             except AgedOut as error:
                 start = error.first
-                if not trial.verdict.thins:
+                if not trial.verdict.forgets:
                     trial.verdict.fail(f"the durable reader at {self.site}: {error}")
             except SkerryError as error:
                 trial.note(f"the durable subscription ends: {error.what}", self.site)
@@ -367,11 +369,12 @@ class Trial(logging.Handler):
         self.net.loss = random.choice((0.0, 0.0, 0.02))
         members = random.sample(sites, random.choice((2, 2, 3, 3, len(sites))))
         keep = random.choice((None, None, None, None, 1, 2))
-        await self.found(sites, members, keep)
+        extra = Random(f"{self.seed}/extra")
+        limit = extra.choice(LIMITS) if keep is None else None
+        await self.found(sites, members, keep, limit)
         for name in "pq"[: random.choice((1, 2))]:
             self.write(name, random.choice(sites), random.choice(LEVELS))
         self.read(random.choice(sites))
-        extra = Random(f"{self.seed}/durables")
         if extra.random() < DURABLES:
             self.read_durably(extra.choice(sites))
         faults = Faults(self)
@@ -385,11 +388,14 @@ class Trial(logging.Handler):
         await self.rest()
         watch.cancel()
 
-    async def found(self, sites: str, members: list[str], keep: int | None = None) -> None:
+    async def found(
+        self, sites: str, members: list[str], keep: int | None = None, limit: int | None = None
+    ) -> None:
         """Have sites join a fabric, and make the topic; the first member is its home."""
-        self.note(f"{len(sites)} sites, {self.net.usual} s apart; members {members}; keep {keep}")
+        self.note(f"{len(sites)} sites, {self.net.usual} s apart; members {members}; keep {keep}, "
+                  f"at most {limit}")  # fmt: skip
         await self.join(sites)
-        work = self.make("a", members, self.random.choice(CUT_OFF), keep)
+        work = self.make("a", members, self.random.choice(CUT_OFF), keep, limit)
         await self.spawn("maker", "a", work)
 
     async def join(self, sites: Sequence[str]) -> None:
@@ -419,15 +425,16 @@ class Trial(logging.Handler):
         self.on_moment(call, site)
 
     async def make(
-        self, site: str, members: list[str], on_partition: OnPartition, keep: int | None = None
-    ) -> None:
+        self, site: str, members: list[str], on_partition: OnPartition, keep: int | None = None,
+        limit: int | None = None,
+    ) -> None:  # fmt: skip
         """Make the topic, as a client of `site`."""
-        self.verdict.thins = keep is not None
+        self.verdict.thins, self.verdict.limit = keep is not None, limit
         address = self.agents[site].address("admin")
         async with Client([address], ClientSettings(), "maker") as maker:
             await maker.create_topic(
                 TOPIC, home=members[0], replicas=len(members) - 1, spread=",".join(members[1:]),
-                on_partition=on_partition, keep_last=keep,
+                on_partition=on_partition, keep_last=keep, max_events=limit,
             )  # fmt: skip
 
     def write(self, name: str, site: str, level: Ack) -> None:

@@ -69,12 +69,19 @@ class Verdict:
         """Whether a later event of a sub-topic takes the place of those before it. These are not
         judged any more: a copy that catches up may count as having them, and have neither; and what
         is brought home may be replaced by an older one that its publisher sends again."""
+        self.limit: int | None = None
+        """How many events the topic keeps; None: all. Of those before the last ones nothing is
+        asked any more. (A home that was replaced may have had so many more, which nobody has.)"""
         self._told: dict[int, dict[str, int]] = {}
         """By epoch, how far each replica has told that it is."""
         self._taken: dict[tuple[str, int], tuple[int, bytes]] = {}
         """What a site has taken as a home, by its index: the epoch, and the event."""
         self._subjects: dict[bytes, str] = {}
         self._newest: dict[str, bytes] = {}
+        self._first: dict[bytes, int] = {}
+        """The lowest index that each event was given."""
+        self._last = 0
+        """The highest index that was given."""
 
     def fail(self, text: str) -> None:
         """The first one counts; the trial ends there."""
@@ -82,6 +89,11 @@ class Verdict:
             self.violation = text
             self._trial.note(f"VIOLATION {text}")
             self._trial.over.set()
+
+    @property
+    def forgets(self) -> bool:
+        """Whether events may go."""
+        return self.thins or self.limit is not None
 
     @property
     def entry(self) -> TopicEntry:
@@ -109,6 +121,7 @@ class Verdict:
         if new.epoch != old.epoch + 1:
             self.fail(f"epoch {new.epoch} at {new.home} after epoch {old.epoch} at {old.home}")
         self.entries[new.epoch] = new
+        self._let_go()
         for index, (data, epoch) in self.kept.items():
             if index > new.base:
                 self.fail(f"epoch {new.epoch} begins at {new.base}, and {data!r} was promised "
@@ -116,13 +129,20 @@ class Verdict:
             if not self.has(new.home, index, data):
                 self.fail(f"{new.home} leads epoch {new.epoch} without {data!r} at {index}")
 
+    def _let_go(self) -> None:
+        """Ask no more for what may be gone."""
+        self.kept = {n: kept for n, kept in self.kept.items() if not self.is_over(kept[0])}
+
     def _on_taken(self, site: str, epoch: int, one: Message) -> None:
         self.taken += 1
+        self._last = max(self._last, one.index)
+        self._first[one.data] = min(one.index, self._first.get(one.data, one.index))
         if self.thins:
             self._subjects[one.data] = one.subject
             if epoch >= max(self.entries):  # a home that was replaced may still take some
                 self._newest[one.subject] = one.data
-            self.kept = {n: kept for n, kept in self.kept.items() if not self.is_over(kept[0])}
+        if self.forgets:
+            self._let_go()
         entry = self.entries.get(epoch)
         if entry is None or entry.home != site:
             home = entry.home if entry else "nobody"
@@ -219,7 +239,9 @@ class Verdict:
         )
 
     def is_over(self, data: bytes) -> bool:
-        """Whether a later event has taken its place."""
+        """Whether a later event has taken its place, or so many have come that it may be gone."""
+        if self.limit is not None:
+            return self._first.get(data, self._last) <= self._last - self.limit
         return self.thins and self._newest.get(self._subjects.get(data, ""), data) != data
 
     # How it ends
@@ -281,7 +303,9 @@ class Verdict:
             logs[site] = self.log(site, fabric.copies.logs.of(TOPIC).stream)
         of_home = logs[entry.home]
         for site, other in logs.items():
-            for index in sorted(of_home.keys() | other.keys()):
+            # What came beyond a fork may have let go of some more.
+            first = max(min(of_home, default=1), min(other, default=1)) if self.limit else 1
+            for index in sorted(one for one in of_home.keys() | other.keys() if one >= first):
                 one, same = of_home.get(index), other.get(index)
                 if one != same:
                     self.fail(f"{site} has {same} at {index}, and {entry.home} {one}")
@@ -290,6 +314,8 @@ class Verdict:
         for data, acked in self.acked.items():
             if counts[data] == 1 or (not counts[data] and data in self.forgiven):
                 continue
+            if self.limit and not counts[data] and acked.epoch < entry.epoch and acked.index:
+                continue  # its home was replaced, and the next let go of all that it had then
             if counts[data] or not self.is_over(data):
                 self.fail(f"{data!r}, {acked}, is {counts[data]} times in the log")
         judged = self.acked.keys() - self.forgiven
