@@ -600,18 +600,22 @@ class Hole(Trial):
 
     async def story(self) -> None:
         """See the class."""
-        await self.found("abc", ["c", "a"], limit=20)
+        for far in ("dc", "cd", "da", "ad"):
+            self.net.ways[far[0], far[1]] = 0.05
+        await self.found("abcd", ["c", "b"], limit=20)
         self.write("p", "c", "home")
-        self.read("b")
+        self.read("d")
         await self.until(lambda: self.readers[0].last > 3)
-        fabric = self.agents["b"].fabric
+        fabric = self.agents["d"].fabric
         assert fabric is not None
-        assert fabric.copies.logs.of("t").parent == "a"
-        self.net.set_cut("c", "a", True)
-        self.publishers[0].burst = 50
-        count = self.verdict.taken
+        assert fabric.copies.logs.of("t").parent == "b"
+        for cut in ("bc", "cb"):
+            self.net.set_cut(cut[0], cut[1], True)
+        await self.until(lambda: "c" not in self.agents["b"].engine.leaves)
+        self.publishers[0].burst, count = 50, self.verdict.taken
         await self.until(lambda: self.verdict.taken > count + 50)
-        self.net.set_cut("c", "a", False)
+        for cut in ("bc", "cb"):
+            self.net.set_cut(cut[0], cut[1], False)
         await self.rest()
 
 
