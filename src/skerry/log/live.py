@@ -308,6 +308,8 @@ class LiveSubscription(Subscription):
         if not self._placed:
             # With the next event, or at a time: the engine has just fixed where that is.
             self._position = made["delivered"]["stream_seq"]
+            if self.first_kept is not None and self._start.index is not None:
+                self._position = self._start.index - 1  # what the copy here has may begin behind
             self._placed = True
         self.pending = made.get("num_pending", 0)
 

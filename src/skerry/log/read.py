@@ -170,11 +170,11 @@ class Reader:
         subscription = LiveSubscription(
             self._jetstream, owner, topic, Start(index=start), settle=settle, chain=log.chain
         )
-        if settle is not None:
-            subscription.first_kept = partial(self._routes.first_kept, owner)
         if (entry := self._routes.newest(owner)) is not None:
             subscription.epoch = entry.epoch
         async with await subscription.open(), aclosing(subscription.drain(end)) as events:
+            if settle is not None:  # before, nobody says which is to be the first
+                subscription.first_kept = partial(self._routes.first_kept, owner)
             async for event in events:
                 yield event
 
