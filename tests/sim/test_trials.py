@@ -18,14 +18,17 @@ import pytest
 
 from skerry.client.client import Client
 from skerry.config import ClientSettings
+from skerry.directory.store import PREFIX
 from skerry.errors import Conflict, SkerryError
 from skerry.fabric.leader import Leader, RenewRequest
 from skerry.fabric.losses import Lost
+from skerry.log.route import Routes
 from skerry.model.control import MoveRequest
 from skerry.model.fabric import link_key
 from skerry.sim.faults import Faults
 from skerry.sim.loop import Process
 from skerry.sim.trial import Trial
+from skerry.sim.verdict import KEY
 
 CHUNK = 20
 CHUNKS = 6
@@ -594,6 +597,33 @@ class Elsewhere(Trial):
         await self.rest()
 
 
+class Overtakes(Trial):
+    """A client reads where a topic is, and is told of the next home before it has the answer."""
+
+    async def story(self) -> None:
+        """See the class."""
+        await self.found("abc", ["c", "b", "a"])
+        real, is_told = Routes._read, asyncio.Event()
+
+        async def read(routes: Routes, key: str) -> Any:
+            found = await real(routes, key)
+            if key == KEY.removeprefix(PREFIX) and found is not None and not is_told.is_set():
+                is_told.set()
+                self.agents["c"].kill()
+                await self.until(lambda: self.verdict.entry.epoch == 2)
+                await asyncio.sleep(0.5)
+            return found
+
+        Routes._read = read  # type: ignore[method-assign]
+        try:
+            self.write("p", "b", "quorum")
+            await self.until(lambda: len(self.verdict.acked) > 3, 10.0)
+        finally:
+            Routes._read = real  # type: ignore[method-assign]
+        self.agents["c"].start()
+        await self.rest()
+
+
 class Hole(Trial):
     """A copy of a copy: that one was cut off for longer than the home keeps events. The reader is
     told what it missed (`Reader.run` begins anew there), and not led across it."""
@@ -658,6 +688,7 @@ class Key(Trial):
         (Overtaken, "a home that is replaced twice at once brings what it had in order"),
         (Chosen, "a site that was chosen before it began anew asks its members"),
         (OvertakenLater, "what may have to be cut again is not welded"),
+        (Overtakes, "what a client is told while it reads counts"),
         (Hole, "a reader is told of events that no copy could get in time"),
         (Key, "a link of which the directory has another key is mended"),
         (PowerCut, "an index that a power cut took is not confirmed for the event that was lost"),

@@ -225,15 +225,15 @@ class Services:
             await self._copies.durables.fetch(entry, request.durable)
         return entry
 
-    async def _first(self, request: TopicName) -> int:
-        """The first index that the home keeps; 0 if it does not tell."""
+    async def _first(self, request: TopicName) -> int | None:
+        """The first index that the home keeps; None if it does not tell."""
         entry = self._copies.entry(request.name)
-        if entry is not None and entry.home != self._part.site:
+        if entry is not None:
             with contextlib.suppress(SkerryError):
                 data = await self._part.ask(entry.home, "peer.holding", request)
                 holding = msgspec.json.decode(data, type=Holding | None)
-                return holding.first if holding is not None else 0
-        return 0
+                return holding.first if holding is not None else None
+        return None
 
     # Sites
 

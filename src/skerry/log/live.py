@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, NamedTuple
@@ -56,11 +57,13 @@ class LiveSubscription(Subscription):
         self._position = 0
         self._placed = False
         self._bounded = False
-        self._suspects: list[int] = []
+        self._suspects: list[tuple[int, int]] = []
+        """Where indexes were skipped: the first that is missing, and the next that is not."""
         self._held_back: list[tuple[list[Event], int]] = []
         self._checking: asyncio.Task[None] | None = None
-        self.first_kept: Callable[[], Awaitable[int]] | None = None
-        """Asks for the first index that the topic's home keeps; None: this log is all there is."""
+        self.first_kept: Callable[[], Awaitable[int | None]] | None = None
+        """Asks for the first index that the topic's home keeps, which answers None if that cannot be
+        told; None: this log is all there is."""
         self._recent: deque[list[bytes]] = deque()
         self._remembered = 0
         """What was taken last, by the engine's reply subjects: they tell index and time."""
@@ -134,7 +137,7 @@ class LiveSubscription(Subscription):
     def _pass(self, end: int) -> None:
         """Nothing more comes up to index `end`. If something is missing there, find out why."""
         if self._whole and self._position < end:
-            self._suspects.append(self._position + 1)
+            self._suspects.append((self._position + 1, end + 1))
             self._check()
         self._position = max(self._position, end)
 
@@ -150,7 +153,7 @@ class LiveSubscription(Subscription):
         last = self._position
         for event in events:
             if event.index != last + 1:
-                self._suspects.append(last + 1)
+                self._suspects.append((last + 1, event.index))
             last = event.index
         self._check()
 
@@ -163,28 +166,41 @@ class LiveSubscription(Subscription):
         unread? Hand nothing on before that is known. For a sub-topic skipped indexes are the
         rule, and the log cannot tell what would have matched."""
         try:
-            kept = await self._log()
-            first = kept.first
-            keeps_last = kept.config.get("max_msgs_per_subject", -1) > 0
-            if not keeps_last and self.first_kept is not None and _lets_go(kept.config):
-                # A copy that follows too slowly leaves out what its home has let go of meanwhile.
-                first = max(first, await self.first_kept())
-            if not keeps_last and first > (missing := min(self._suspects)):
-                raise AgedOut(
-                    f"events from {missing} to {first - 1} of {self.topic} aged out before this "
-                    "subscription read them",
-                    f"Subscribe again from index {first}; read faster, or keep more events.",
-                    first,
-                )
+            while self._suspects:
+                known = len(self._suspects)
+                await self._check_first(*min(self._suspects))
+                del self._suspects[:known]
         except SkerryError as error:
+            self._hand_on(min(self._suspects)[0])
             self._fail(error)
         else:
-            self._suspects.clear()
-            held_back, self._held_back = self._held_back, []
-            for events, size in held_back:
-                self._hold(events, size)
+            self._hand_on(sys.maxsize)
         finally:
             self._checking = None
+
+    async def _check_first(self, missing: int, following: int) -> None:
+        kept = await self._log()
+        first = kept.first
+        if kept.config.get("max_msgs_per_subject", -1) > 0:
+            return
+        if self.first_kept is not None and _lets_go(kept.config):
+            # A copy that follows too slowly leaves out what its home has let go of meanwhile.
+            at_home = await self.first_kept()
+            first = max(first, following if at_home is None else at_home)
+        if first > missing:
+            raise AgedOut(
+                f"events from {missing} to {first - 1} of {self.topic} aged out before this "
+                "subscription read them",
+                f"Subscribe again from index {first}; read faster, or keep more events.",
+                first,
+            )
+
+    def _hand_on(self, end: int) -> None:
+        """Hand out what was held back, up to index `end`."""
+        held_back, self._held_back = self._held_back, []
+        for events, size in held_back:
+            if some := [event for event in events if event.index < end]:
+                self._hold(some, size)
 
     async def _check_place(self) -> None:
         """The log here may have been replaced, or be another site's: if the last events taken are

@@ -93,9 +93,12 @@ class Routes(Listener):
         return entry
 
     async def _find_one(self, names: list[str]) -> TopicEntry | None:
+        for name in names:  # what is told from now on counts: it may overtake what is read
+            self._followers.setdefault(name, [])
         reads = (self._read(topic_key(name)) for name in names)
         for name, found in zip(names, await asyncio.gather(*reads), strict=True):
-            if found is not None and found[1] is not None:
+            is_gone = name not in self._followers  # that was told meanwhile
+            if found is not None and found[1] is not None and not is_gone:
                 self._take(name, found[0], found[1])
                 if name in self._entries:
                     return self._entries[name][1]
@@ -153,11 +156,11 @@ class Routes(Listener):
         self._wanted[key] = clock
         return entry
 
-    async def first_kept(self, name: str) -> int:
-        """The first index that the home of topic `name` keeps; 0 if it does not tell."""
+    async def first_kept(self, name: str) -> int | None:
+        """The first index that the home of topic `name` keeps; None if it does not tell."""
         body = msgspec.json.encode(TopicName(name))
         reply = await self._jetstream.ask(f"_sk.{self.site}.open.topic.first", body)
-        return msgspec.json.decode(open_answer(reply), type=int)
+        return msgspec.json.decode(open_answer(reply), type=int | None)
 
     async def forget(self, name: str, durable: str) -> None:
         """Have the fabric forget a durable subscription."""

@@ -27,6 +27,7 @@ from skerry.engine.conf import Ports, Wiring
 from skerry.engine.jetstream import JetStream
 from skerry.engine.tide import Tide, _File
 from skerry.engine.wire import Connection
+from skerry.errors import Unavailable
 from skerry.fabric.control import Control
 from skerry.fabric.fabric import Fabric
 from skerry.fabric.join import Membership, join, make_token, site_record
@@ -266,8 +267,11 @@ class Agent:
         """What `Site._start` does."""
         folder: Any = self.disk
         self.net.dark.discard(self.site)
-        if token is not None and "fabric.json" not in self.disk.files:
-            await join(folder, site_record(self.settings, self.ports), token)
+        while token is not None and "fabric.json" not in self.disk.files:
+            try:
+                await join(folder, site_record(self.settings, self.ports), token)
+            except Unavailable:  # its operator tries again
+                await asyncio.sleep(1.0)
         membership = self._membership()
         self.engine.file = first_wiring(self.site, membership)
         self.engine.start()
