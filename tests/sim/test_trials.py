@@ -614,7 +614,7 @@ class Overtakes(Trial):
                 await asyncio.sleep(0.5)
             return found
 
-        Routes._read = read  # type: ignore[method-assign]
+        Routes._read = read  # type: ignore[assignment, method-assign]
         try:
             self.write("p", "b", "quorum")
             await self.until(lambda: len(self.verdict.acked) > 3, 10.0)

@@ -62,8 +62,8 @@ class LiveSubscription(Subscription):
         self._held_back: list[tuple[list[Event], int]] = []
         self._checking: asyncio.Task[None] | None = None
         self.first_kept: Callable[[], Awaitable[int | None]] | None = None
-        """Asks for the first index that the topic's home keeps, which answers None if that cannot be
-        told; None: this log is all there is."""
+        """Asks for the first index that the topic's home keeps; it answers None if nobody can tell.
+        None: this log is all there is."""
         self._recent: deque[list[bytes]] = deque()
         self._remembered = 0
         """What was taken last, by the engine's reply subjects: they tell index and time."""

@@ -256,11 +256,11 @@ class DurableReader:
         done: set[tuple[int, int]] = set()
         async for event in events:
             place = event.index, event.timestamp_ns
+            told = f"the durable reader gets {bytes(event.data)!r} at {place[0]}"
             if trial.is_verbose:
-                trial.note(f"the durable reader gets {bytes(event.data)!r} at {place[0]}", self.site)
+                trial.note(told, self.site)
             if place in done:
-                trial.verdict.fail(f"the durable reader gets {bytes(event.data)!r} at {place[0]} "
-                                   "again, which it has acknowledged")  # fmt: skip
+                trial.verdict.fail(f"{told} again, which it has acknowledged")
             self.given.add((event.index, bytes(event.data)))
             what = 1.0 if trial.is_healed else random.random()
             if what < 0.05:
