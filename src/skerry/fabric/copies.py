@@ -665,6 +665,7 @@ class Copies:
         no member had: its publishers send that again, and do not take what gets its index for it.
         """
         is_shut = not local.is_reopened or local.copy.sealed > local.epoch
+        is_shut |= local.copy.label != local.epoch  # chosen, it has not opened yet
         if is_shut or not self.openings.is_trusted(local.name):
             await self._thaw(local.name, local.epoch)
             return

@@ -63,7 +63,7 @@ class Following:
         welds: Callable[[str, int], str | None],
         on_fork: Callable[[TopicEntry], None],
     ) -> None:
-        self.relay = Relay(jetstream.connection, self._answer, links.way)
+        self.relay = Relay(jetstream.connection, self._answer, self._begins, links.way)
         self._site = logs.site
         self._logs = logs
         self._store = store
@@ -200,13 +200,6 @@ class Following:
                 local.parent = entry.home
                 self._links.want(entry.home)
             return None
-        if 1 < question.start < holding.first:
-            log.warning(
-                "the copy of %s here ends at %d, and %s keeps events from %d on: going on there",
-                local.name, question.start - 1, parent, holding.first,
-            )  # fmt: skip
-            if not await self._skip(local, entry, question.stream, holding.first):
-                return None
         if parent == entry.home and question.start > holding.last + 1:
             await self._renounce(local, entry, question.start - 1, holding.last)
             return None
@@ -220,6 +213,23 @@ class Following:
         if parent != entry.home:
             self._tasks.spawn(self._look_for_ring(local, parent))
         return parent, holding.stream
+
+    async def _begins(self, question: Question, holder: str, first: int) -> bool:
+        """A holder sends from `first` on, for it has let go of what is before: the copy here begins
+        there. False: it is another one by now. (The holder says so itself, with its answer: what it
+        had when it was chosen may be gone by then.)"""
+        name, _ = segment_of_stream(question.stream) or ("", 0)
+        local, entry = self._logs.get(name), self._logs.entry(name)
+        is_copy = holder != self._site and not question.source and question.stream != STORE_STREAM
+        if not is_copy or not 1 < question.start < first:
+            return True
+        if local is None or entry is None:
+            return False
+        log.warning(
+            "the copy of %s here ends at %d, and %s keeps events from %d on: going on there",
+            local.name, question.start - 1, holder, first,
+        )  # fmt: skip
+        return await self._skip(local, entry, question.stream, first)
 
     async def _skip(self, local: Local, entry: TopicEntry, stream: str, first: int) -> bool:
         """Have the log begin at `first`, which its active segment `stream` goes on with: before a

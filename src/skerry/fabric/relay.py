@@ -72,6 +72,8 @@ class Question(msgspec.Struct, frozen=True):
 
 Choose = Callable[[Question], Awaitable[tuple[str, str] | None]]
 """The holder to ask and its stream, or None: not yet. The holder may be this site itself."""
+Begin = Callable[[Question, str, int], Awaitable[bool]]
+"""Told from which index on a holder will send what was asked for; False: it is not to."""
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -92,8 +94,13 @@ class _Create(msgspec.Struct):
     config: _Config
 
 
+class _Delivered(msgspec.Struct, frozen=True):
+    stream_seq: int = 0
+
+
 class _Created(msgspec.Struct):
     name: str = ""
+    delivered: _Delivered = _Delivered()
 
 
 def source_api(site: str) -> str:
@@ -104,9 +111,12 @@ def source_api(site: str) -> str:
 class Relay:
     """Answers the engine's questions."""
 
-    def __init__(self, connection: Connection, choose: Choose, way: Callable[[str], float]) -> None:
+    def __init__(
+        self, connection: Connection, choose: Choose, begins: Begin, way: Callable[[str], float]
+    ) -> None:
         self._connection = connection
         self._choose = choose
+        self._begins_at = begins
         self._way = way
         """Seconds that the way to a holder and back may take."""
         self._delivery: dict[tuple[str, str], str] = {}
@@ -248,8 +258,10 @@ class Relay:
                         timeout=ATTEMPT + self._way(site),
                     )
                     if answer.status != NO_RESPONDERS and b'"error":' not in answer.data:
-                        name = msgspec.json.decode(answer.data, type=_Created).name
-                        if key in self._stale:
+                        made = msgspec.json.decode(answer.data, type=_Created)
+                        name, first = made.name, made.delivered.stream_seq + 1
+                        is_wanted = await self._begins_at(question, site, first)
+                        if key in self._stale or not is_wanted:
                             self._connection.publish(
                                 f"$JS.{site}.API.CONSUMER.DELETE.{origin}.{name}"
                             )
