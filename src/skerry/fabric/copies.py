@@ -441,6 +441,7 @@ class Copies:
             local.lease = asyncio.get_running_loop().call_later(
                 lease, lambda: self._tasks.spawn(self._thaw(name, epoch))
             )
+            local.told = self.starts
             return await self.logs.measure(local)
 
     async def _thaw(self, name: str, epoch: int) -> None:
@@ -600,6 +601,9 @@ class Copies:
         if local.lease is not None:
             local.lease.cancel()
             local.lease = None
+        if not local.is_whole and entry.epoch >= local.copy.sealed:
+            self.mending.begin(local)
+            raise FabricError(f"the log of {entry.name} here is put together first", "Try again.")
         is_new = local.kind != "" and local.copy.label != entry.epoch
         is_chosen = is_new and local.kind != "home" and entry.epoch >= local.copy.sealed
         if is_chosen and len(entry.members) > 1 and local.told != self.starts:
@@ -608,9 +612,6 @@ class Copies:
         if is_new and len(entry.members) > 1 and self._is_suspect(local):
             await self.logs.freeze(local)
             self._give_away(entry, "has an older log than it had")
-        if not local.is_whole and entry.epoch >= local.copy.sealed:
-            self.mending.begin(local)
-            raise FabricError(f"the log of {entry.name} here is put together first", "Try again.")
         if entry.epoch < local.copy.sealed:
             return  # we have promised a later one
         if self._is_another_home(local, entry) and local.copy.twin().lead(entry.lineage):
@@ -638,6 +639,7 @@ class Copies:
             await self.logs.stop(local)
             await self.following.leave(local)
             local.stopped = self.starts
+        await self.logs.write_marks(local, epoch=entry.epoch)
         local.epoch = entry.epoch
         self.openings.begin(local)
 

@@ -204,14 +204,19 @@ class Logs:
                 local.kind = ""
             raise
 
-    async def write_marks(self, local: Local, copy: Copy | None = None) -> None:
-        """Write down what the copy has promised and reached; or what it is about to."""
+    async def write_marks(
+        self, local: Local, copy: Copy | None = None, epoch: int | None = None
+    ) -> None:
+        """Write down what the copy has promised and reached, or what it is about to; and that it is
+        shut, and to be the home of `epoch`."""
         copy = copy or local.copy
         info = await self.info(local)
         if info is None:
             return
         config = info["config"]
         marks = {f"skerry.{mark}": str(getattr(copy, mark)) for mark in MARKS}
+        if epoch is not None:
+            marks["skerry.epoch"] = str(epoch)
         await self.update(
             local, {**config, "metadata": {**(config.get("metadata") or {}), **marks}}
         )

@@ -86,9 +86,8 @@ class DurableSubscription(Subscription):
         self._acked: dict[int, int] = {}
         """Index and time of what was acknowledged. In a fabric a log may be replaced by one in
         which an index is another event, and then the time differs."""
-        self._repeated: set[int] = set()
-        """Indexes of events that came again, and wait here: whoever had them first may still be at
-        work on them."""
+        self._repeated: dict[int, Event] = {}
+        """By index, events that came again: whoever had them first may still be at work on them."""
         self._highest = 0
         """The last index that this consumer delivered."""
         self._top = 0
@@ -107,16 +106,11 @@ class DurableSubscription(Subscription):
         self._acked[event.index] = event.timestamp_ns
         if len(self._acked) > ACKED_KEPT:
             del self._acked[next(iter(self._acked))]
-        if event.index in self._repeated:
-            self._drop(event.index, event.timestamp_ns)
-
-    def _drop(self, index: int, stamp: int) -> None:
-        """An event was acknowledged that had come again meanwhile, and waits here."""
-        self._repeated.discard(index)
-        for event in [one for one in self._held if one.index == index]:
-            if event.timestamp_ns == stamp:
-                self._held.remove(event)
-                self._answer(event.reply, b"+ACK")
+        again = self._repeated.pop(event.index, event)
+        if again is not event and again.timestamp_ns == event.timestamp_ns:
+            with contextlib.suppress(ValueError):  # it is handed out
+                self._held.remove(again)
+                self._answer(again.reply, b"+ACK")
 
     def reject(self, event: Event, delay: float = 0.0) -> None:
         """Ask for `event` once more, after `delay` seconds."""
@@ -176,8 +170,9 @@ class DurableSubscription(Subscription):
             # Within what came just now, too: the engine may send at once what it was given back.
             newest = {(event.index, event.timestamp_ns): event for event in fresh}
             fresh = [event for place, event in newest.items() if place not in held]
-            self._repeated &= {index for index, _ in held}
-            self._repeated |= {event.index for event in fresh if event.index <= before}
+            if len(self._repeated) > 2 * self._window:  # others have acknowledged them
+                self._repeated = {event.index: event for event in self._held}
+            self._repeated |= {event.index: event for event in fresh if event.index <= before}
         if fresh:
             self._hold(fresh, size)
         else:

@@ -109,6 +109,8 @@ class LiveSubscription(Subscription):
         self._pull.forget()
 
     def _take(self, events: list[Event], size: int, pending: int) -> None:
+        if self._error is not None:
+            return  # what comes behind a gap
         last, end = events[-1].index, self._segment.last
         is_over = last >= end or not (pending or self._segment.is_active)
         if is_over:
@@ -165,16 +167,17 @@ class LiveSubscription(Subscription):
         """Indexes were skipped: by events whose lifespan is over, or by events that aged out
         unread? Hand nothing on before that is known. For a sub-topic skipped indexes are the
         rule, and the log cannot tell what would have matched."""
+        missing = 0
         try:
             while self._suspects:
                 known = len(self._suspects)
-                await self._check_first(*min(self._suspects))
+                missing, following = min(self._suspects)
+                await self._check_first(missing, following)
                 del self._suspects[:known]
+                self._hand_on(min(self._suspects, default=(sys.maxsize, 0))[0])
         except SkerryError as error:
-            self._hand_on(min(self._suspects)[0])
             self._fail(error)
-        else:
-            self._hand_on(sys.maxsize)
+            self._hand_on(missing)
         finally:
             self._checking = None
 
@@ -186,7 +189,7 @@ class LiveSubscription(Subscription):
         if self.first_kept is not None and _lets_go(kept.config):
             # A copy that follows too slowly leaves out what its home has let go of meanwhile.
             at_home = await self.first_kept()
-            first = max(first, following if at_home is None else at_home)
+            first = max(first, following if at_home is None else min(at_home, following))
         if first > missing:
             raise AgedOut(
                 f"events from {missing} to {first - 1} of {self.topic} aged out before this "
@@ -196,11 +199,13 @@ class LiveSubscription(Subscription):
             )
 
     def _hand_on(self, end: int) -> None:
-        """Hand out what was held back, up to index `end`."""
+        """Hand out what was held back and comes before index `end`."""
         held_back, self._held_back = self._held_back, []
         for events, size in held_back:
             if some := [event for event in events if event.index < end]:
                 self._hold(some, size)
+            if rest := [event for event in events if event.index >= end]:
+                self._held_back.append((rest, size))
 
     async def _check_place(self) -> None:
         """The log here may have been replaced, or be another site's: if the last events taken are
@@ -258,6 +263,7 @@ class LiveSubscription(Subscription):
     def _go_back(self, position: int) -> None:
         """Read on behind `position`: what came beyond, and waits here, is not part of the log."""
         self._position = position
+        self._suspects = [gap for gap in self._suspects if gap[1] <= position]
         kept = [event for event in self._held if event.index <= position]
         self._held.clear()
         self._held.extend(kept)

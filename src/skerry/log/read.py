@@ -173,8 +173,6 @@ class Reader:
         if (entry := self._routes.newest(owner)) is not None:
             subscription.epoch = entry.epoch
         async with await subscription.open(), aclosing(subscription.drain(end)) as events:
-            if settle is not None:  # before, nobody says which is to be the first
-                subscription.first_kept = partial(self._routes.first_kept, owner)
             async for event in events:
                 yield event
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from typing import Protocol
 
 import msgspec
@@ -31,6 +32,10 @@ WANT_EVERY = 20.0
 after a minute."""
 
 
+FIRST_TIME = 5.0
+"""Seconds that a site may take to ask a topic's home what that keeps."""
+
+
 class Follower(Protocol):
     """Told when a topic moves."""
 
@@ -50,6 +55,10 @@ class Routes(Listener):
         self._in_fabric: bool | None = None
         self._entries: dict[str, tuple[int, TopicEntry]] = {}
         self._followers: dict[str, list[Follower]] = {}
+        self._reading: Counter[str] = Counter()
+        """Topics whose entries are just being read."""
+        self._drops = 0
+        """How often it was told that a topic is gone."""
         self._wanted: dict[tuple[str, str | None], float] = {}
         self._sid: bytes | None = None
         self._task: asyncio.Task[None] | None = None
@@ -93,12 +102,18 @@ class Routes(Listener):
         return entry
 
     async def _find_one(self, names: list[str]) -> TopicEntry | None:
-        for name in names:  # what is told from now on counts: it may overtake what is read
-            self._followers.setdefault(name, [])
-        reads = (self._read(topic_key(name)) for name in names)
-        for name, found in zip(names, await asyncio.gather(*reads), strict=True):
-            is_gone = name not in self._followers  # that was told meanwhile
-            if found is not None and found[1] is not None and not is_gone:
+        self._reading.update(names)  # what is told from now on counts: it may overtake what is read
+        try:
+            drops = -1
+            while drops != self._drops:
+                drops = self._drops
+                reads = (self._read(topic_key(name)) for name in names)
+                all_found = await asyncio.gather(*reads)
+        finally:
+            self._reading.subtract(names)
+            self._reading += Counter()  # without those that are 0
+        for name, found in zip(names, all_found, strict=True):
+            if found is not None and found[1] is not None:
                 self._take(name, found[0], found[1])
                 if name in self._entries:
                     return self._entries[name][1]
@@ -157,10 +172,19 @@ class Routes(Listener):
         return entry
 
     async def first_kept(self, name: str) -> int | None:
-        """The first index that the home of topic `name` keeps; None if it does not tell."""
-        body = msgspec.json.encode(TopicName(name))
-        reply = await self._jetstream.ask(f"_sk.{self.site}.open.topic.first", body)
-        return msgspec.json.decode(open_answer(reply), type=int | None)
+        """The first index that the home of topic `name` keeps; 0: that is here; None: it does not
+        tell."""
+        entry = self.newest(name)
+        if entry is not None and entry.home == self.site:
+            return 0
+        with contextlib.suppress(SkerryError, Down, TimeoutError):
+            reply = await self._connection.request(
+                f"_sk.{self.site}.open.topic.first",
+                msgspec.json.encode(TopicName(name)),
+                timeout=FIRST_TIME,
+            )
+            return msgspec.json.decode(open_answer(reply), type=int | None)
+        return None
 
     async def forget(self, name: str, durable: str) -> None:
         """Have the fabric forget a durable subscription."""
@@ -229,7 +253,7 @@ class Routes(Listener):
 
         def on_news(subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
             name = topic_of_stream(subject.decode().partition(".news.topic.")[2])
-            if name is None or (name not in self._entries and name not in self._followers):
+            if name is None or not self._cares_for(name):
                 return
             news = news_of(subject, reply, head)
             if news is None:
@@ -263,8 +287,12 @@ class Routes(Listener):
         is_gone = "KV-Operation" in fields or "Nats-Marker-Reason" in fields
         return int(fields["Nats-Sequence"]), None if is_gone else reply.data
 
+    def _cares_for(self, name: str) -> bool:
+        return name in self._entries or name in self._followers or self._reading[name] > 0
+
     def _drop(self, name: str) -> None:
         """The topic was deleted."""
+        self._drops += 1
         self._entries.pop(name, None)
         for follower in self._followers.pop(name, []):
             follower.on_gone()

@@ -314,7 +314,8 @@ class Verdict:
         for data, acked in self.acked.items():
             if counts[data] == 1 or (not counts[data] and data in self.forgiven):
                 continue
-            if self.limit and not counts[data] and acked.epoch < entry.epoch and acked.index:
+            has_let_go = self.limit and min(of_home, default=1) > 1
+            if has_let_go and not counts[data] and acked.epoch < entry.epoch and acked.index:
                 continue  # its home was replaced, and the next let go of all that it had then
             if counts[data] or not self.is_over(data):
                 self.fail(f"{data!r}, {acked}, is {counts[data]} times in the log")
