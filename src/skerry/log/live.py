@@ -170,10 +170,9 @@ class LiveSubscription(Subscription):
         missing = 0
         try:
             while self._suspects:
-                known = len(self._suspects)
-                missing, following = min(self._suspects)
+                looked_at, self._suspects = self._suspects, []
+                missing, following = min(looked_at)
                 await self._check_first(missing, following)
-                del self._suspects[:known]
                 self._hand_on(min(self._suspects, default=(sys.maxsize, 0))[0])
         except SkerryError as error:
             self._fail(error)
