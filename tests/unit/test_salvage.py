@@ -51,6 +51,31 @@ def test_as_many_newer_ones_as_are_kept_take_the_place_of_an_event(newer: int) -
     assert not there.is_past(event(0, topic="t/q"))
 
 
+def test_of_one_publisher_s_events_the_one_with_the_higher_number_is_newer() -> None:
+    """A home that was cut off stores what waited on its links when they are mended. Meanwhile their
+    publisher has sent that elsewhere, and more behind it."""
+    mine, other = "0123456789abcdef", "fedcba9876543210"
+    there = There(TopicSettings(keep_last=1), has_let_go=False, now=NOW)
+    there.add(event(-10, f"Nats-Msg-Id:{mine}-12"))
+    assert there.is_past(event(0, f"Nats-Msg-Id:{mine}-9"))
+    assert not there.is_past(event(-20, f"Nats-Msg-Id:{mine}-13"))
+    # Whatever else has an id says nothing by it.
+    for identity in (f"{other}-9", f"{mine}-9x", f"x{mine}-9", "order-9"):
+        assert not there.is_past(event(0, f"Nats-Msg-Id:{identity}"))
+        assert there.is_past(event(-20, f"Nats-Msg-Id:{identity}"))
+
+
+def test_the_events_of_two_publishers_are_in_one_order() -> None:
+    """Of these the first is the oldest, whenever it was stored, for the second came after it."""
+    mine, other = "0123456789abcdef", "fedcba9876543210"
+    there = There(TopicSettings(keep_last=2), has_let_go=False, now=NOW)
+    there.add(event(-10, f"Nats-Msg-Id:{mine}-12"))
+    there.add(event(-5, f"Nats-Msg-Id:{other}-5"))
+    assert there.is_past(event(0, f"Nats-Msg-Id:{mine}-9"))
+    assert not there.is_past(event(0, f"Nats-Msg-Id:{mine}-13"))
+    assert not there.is_past(event(-7, f"Nats-Msg-Id:{mine}-13"))
+
+
 def test_what_was_brought_home_is_as_old_as_it_was() -> None:
     there = There(TopicSettings(keep_last=1), has_let_go=False, now=NOW)
     there.add(event(5, f"{STORED_HEADER}:{NOW - 10 * SECOND}"))

@@ -17,6 +17,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import aclosing
 
 from skerry.engine.jetstream import ApiError, JetStream
@@ -24,7 +25,7 @@ from skerry.engine.link import Down
 from skerry.engine.wire import NO_RESPONDERS, Connection
 from skerry.errors import Conflict, EventTooLarge, SkerryError, Unavailable
 from skerry.log.follow import Start
-from skerry.log.frames import outcome_of
+from skerry.log.frames import number_of, outcome_of
 from skerry.log.live import LiveSubscription
 from skerry.log.segments import Moved, is_home, next_index
 from skerry.model.event import ID_HEADER, Event, reply_of
@@ -103,7 +104,8 @@ class There:
         self._settings = settings
         self._has_let_go = has_let_go
         self._now = now
-        self._times: defaultdict[bytes, list[int]] = defaultdict(list)
+        self._stored: defaultdict[bytes, list[Stored]] = defaultdict(list)
+        """What it has of each sub-topic."""
         self._first: int | None = None
 
     def add(self, event: Event) -> None:
@@ -112,13 +114,14 @@ class There:
         if self._first is None:
             self._first = stored_at(event)
         if self._settings.keep_last:
-            self._times[event._subject].append(stored_at(event))
+            self._stored[event._subject].append((stored_at(event), event.id))
 
     def is_past(self, event: Event) -> bool:
         """Whether the home would have let go of an event by now, had it been given it in time."""
         settings, stored = self._settings, stored_at(event)
         if settings.keep_last:
-            newer = sum(other > stored for other in self._times[event._subject])
+            mine, *others = _ages([(stored, event.id), *self._stored[event._subject]])
+            newer = sum(other > mine for other in others)
             if newer >= settings.keep_last:
                 return True
         if settings.max_age and stored < self._now - settings.max_age * 1e9:
@@ -128,6 +131,29 @@ class There:
         if is_limited and self._has_let_go and self._first is not None:
             return stored < self._first
         return False
+
+
+Stored = tuple[int, str | None]
+"""When an event was stored, in nanoseconds since 1970, and its id."""
+
+
+def _ages(events: Sequence[Stored]) -> list[tuple[int, int]]:
+    """What tells which of some events of a sub-topic came later. Those of one publisher are
+    numbered: none came later than one with a higher number. (What waits on a link that is cut is
+    stored when that is mended; its publisher may have sent it elsewhere, and more behind it.)"""
+    known = [number_of(id) for _, id in events]
+    ages = []
+    for (when, _), mine in zip(events, known, strict=True):
+        if mine is None:
+            ages.append((when, 0))
+            continue
+        after = [
+            at
+            for (at, _), other in zip(events, known, strict=True)
+            if other is not None and other[0] == mine[0] and other[1] >= mine[1]
+        ]
+        ages.append((min(after), mine[1]))
+    return ages
 
 
 def stored_at(event: Event) -> int:

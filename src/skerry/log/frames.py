@@ -42,6 +42,15 @@ def new_id() -> str:
     return secrets.token_hex(8)
 
 
+_OWN = re.compile(r"([0-9a-f]{16})-([0-9]{1,18})")
+
+
+def number_of(id: str | None) -> tuple[str, int] | None:
+    """Which publisher gave an event its id, and as which in its order; None: it was given one."""
+    own = _OWN.fullmatch(id or "")
+    return (own[1], int(own[2])) if own else None
+
+
 def check_size(size: int, site: int, topic: int | None) -> None:
     """Refuse what the engine would end the connection for, or a topic would never take from an
     outbox."""
