@@ -25,7 +25,7 @@ from skerry.engine.answers import open_answer
 from skerry.engine.binary import find_binary
 from skerry.engine.folder import Folder
 from skerry.engine.nkeys import new_pair
-from skerry.engine.wire import Connection, Listener
+from skerry.engine.wire import Connection, Listener, Reply
 from skerry.errors import AccessDenied
 from skerry.fabric.join import JoinRequest, Membership, Welcome, begin, make_token, read_token
 from skerry.model.fabric import PROTOCOL, SiteRecord, topic_key
@@ -208,6 +208,34 @@ async def test_a_lost_answer_is_asked_for_again(fabric: LocalFabric) -> None:
         with refused(errors.JoinRefused, "used by site lab"):
             await ask_to_join(token, **changes)
     assert await members(fabric) == ["hub", "lab"]
+
+
+async def test_a_site_that_was_let_in_and_did_not_hear_of_it_joins_with_the_same_token(
+    fabric: LocalFabric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, folder = await token_of(fabric), tmp_path / "lab"
+    request = Connection.request
+
+    async def lose_the_answer(self: Connection, subject: str, *rest: Any, **more: Any) -> Reply:
+        reply = await request(self, subject, *rest, **more)
+        if subject.endswith(".join"):
+            raise TimeoutError
+        return reply
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Connection, "request", lose_the_answer)
+        with refused(errors.Unavailable, "did not answer"):
+            async with joining(token, data=folder):
+                pass
+    assert await members(fabric) == ["hub", "lab"]
+    assert (folder / "joining.json").stat().st_mode & 0o777 == 0o600
+    with refused(errors.JoinRefused, "used by site lab"):  # another folder has another key
+        async with joining(token, data=tmp_path / "thief"):
+            pass
+    async with joining(token, data=folder):
+        await until(lambda: linked(fabric, "hub", "lab"))
+    async with joining(await token_of(fabric), "barn", data=tmp_path / "barn"):
+        assert await members(fabric) == ["barn", "hub", "lab"]
 
 
 @pytest.mark.parametrize("name", ["hub", "lab"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from random import Random
 from typing import Any
 
@@ -358,6 +359,72 @@ async def test_last_values_that_a_fork_removed_are_copied_anew_beside_it(
                 return await contents(reader, "t") == [b"other", b"old"]
 
         await until(is_brought_home)
+
+
+async def read_durably(client: Client, last: bytes) -> None:
+    """Acknowledge events up to the one that says `last`."""
+    async with asyncio.timeout(30), client.subscribe("t", durable="d", from_index=2) as events:
+        async for event in events:
+            events.ack(event)
+            if event.data == last:
+                return
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_former_home_that_copies_anew_leads_with_what_it_was_if_nobody_else_can(
+    monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """It took an event alone that removed an earlier one, and the next home is lost before anybody
+    has as much as that. Also if it fails half-way, and if it dies afterwards."""
+    join, drop = Following._join, Logs.drop
+    failures = [FabricError("the test says no")] if fails else []
+
+    async def fail(self: Logs, local: Local, streams: Iterable[str]) -> None:
+        if failures:
+            raise failures.pop()
+        await drop(self, local, streams)
+
+    async def wait(self: Following, local: Local, entry: TopicEntry, last: int) -> bool:
+        return local.copy.site == "b" and await join(self, local, entry, last)
+
+    async with four_sites() as fabric, fabric.connect("hub", "admin", timeout=60) as client:
+        await client.create_topic("t", home="a", replicas=2, spread=["b", "c"], keep_last=1)
+        await client.publish("t/s", "common", ack="quorum")
+        await client.publish("t/r", "other", ack="quorum")
+        await fabric.crash("c")
+        await client.publish("t/q", "not at c", ack="quorum")
+        await fabric.crash("b")
+        async with fabric.connect("a") as alone:
+            assert await alone.publish("t/s", "alone", ack="home") == 4
+            await read_durably(alone, b"alone")
+        monkeypatch.setattr(Following, "_join", wait)
+        await fabric.crash("a")
+        await fabric.start("b")
+        await fabric.start("c")
+
+        async def is_home(site: str) -> bool:
+            return await home_of(fabric, "t") == site
+
+        await until(lambda: is_home("b"))
+        await fabric.start("a")
+        await until(lambda: local_at(fabric, "a").copy.aside is not None)
+        await until(lambda: not local_at(fabric, "a").lock.locked())
+        monkeypatch.setattr(Logs, "drop", fail)
+        await fabric.crash("b")
+        await until(lambda: is_home("a"))
+        monkeypatch.setattr(Following, "_join", join)
+        expected = ["other", "not at c", "alone", "after"]
+        assert await client.publish("t/p", "after", ack="quorum") == 5
+        assert not failures
+        assert (await streams_at(fabric, "a")).keys() == {"t~t"}
+        await check_all(fabric, "t", ["a", "c"], expected)
+        await fabric.crash("a")
+        await fabric.start("a")
+        await fabric.start("b")
+        await until_whole(fabric)
+        await check_all(fabric, "t", MEMBERS, expected)
+        async with fabric.connect("a") as reader:
+            await read_durably(reader, b"after")
 
 
 @pytest.mark.parametrize("seed", range(3))

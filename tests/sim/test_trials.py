@@ -25,6 +25,7 @@ from skerry.fabric.losses import Lost
 from skerry.log.route import Routes
 from skerry.model.control import MoveRequest
 from skerry.model.fabric import link_key
+from skerry.sim.agent import RESTART
 from skerry.sim.faults import Faults
 from skerry.sim.loop import Process
 from skerry.sim.trial import Trial
@@ -315,8 +316,9 @@ class Early(Trial):
         await self.until(lambda: directory.mirror not in (None, before))
         await self.until(lambda: directory.mirror is not None and directory.mirror.follows)
         assert "a" not in fabric.links.up
-        hub.kill_engine()
-        await self.until(lambda: hub.engine.is_up)
+        hub.engine.kill()
+        await asyncio.sleep(RESTART)
+        hub.engine.start()
         self.loop.cont_process(process)
         await self.until(lambda: "a" in fabric.links.up)
         here, there = directory, hub.engine.streams["KV_skerry"]
@@ -482,6 +484,22 @@ class Outboxes(Trial):
         await self.rest()
 
 
+def tell(trial: Trial, home: str, how: str) -> None:
+    """Have the leader believe that a link to a home is `refused`, or that it is `heard` again."""
+    process, fabric = trial.agents["a"].process, trial.agents["a"].fabric
+    assert process is not None
+    assert fabric is not None
+    assert fabric.leader is not None
+    process.context().run(fabric.leader.observe, Lost(home, "a", how))
+
+
+def cut(trial: Trial, site: str, others: str, is_cut: bool) -> None:
+    """Let nothing pass between a site and others, or again."""
+    for other in others:
+        trial.net.set_cut(site, other, is_cut)
+        trial.net.set_cut(other, site, is_cut)
+
+
 class Overtaken(Trial):
     """A home is replaced twice, each time by a member that has less, and nobody else brings what
     lies between. What it had beyond the first change and what it had beyond the second were
@@ -497,36 +515,24 @@ class Overtaken(Trial):
         await self.until(lambda: len(self.verdict.acked) > 3)
         self.busy.set()
         for others in ("def", "c"):
-            self._cut("b", others, True)
+            cut(self, "b", others, True)
             await asyncio.sleep(0.1)
-        self._tell("b", "refused")
+        tell(self, "b", "refused")
         await self.until(lambda: self.verdict.entry.home == "c")
-        self._cut("c", "def", True)
-        self._cut("b", "cdef", False)
+        cut(self, "c", "def", True)
+        cut(self, "b", "cdef", False)
         await self.until(lambda: any(n.startswith("r~") for n in self.net.engines["b"].streams))
         self.publishers[0].kill()
         await asyncio.sleep(self.later)
-        self._tell("c", "refused")
-        self._cut("c", "abdef", True)
+        tell(self, "c", "refused")
+        cut(self, "c", "abdef", True)
         await self.until(lambda: self.verdict.entry.home in "def")
         self.busy.clear()
         await asyncio.sleep(3.0)
-        self._cut("c", "abdef", False)
+        cut(self, "c", "abdef", False)
         for home in "bc":
-            self._tell(home, "heard")
+            tell(self, home, "heard")
         await self.rest()
-
-    def _cut(self, site: str, others: str, is_cut: bool) -> None:
-        for other in others:
-            self.net.set_cut(site, other, is_cut)
-            self.net.set_cut(other, site, is_cut)
-
-    def _tell(self, home: str, how: str) -> None:
-        process, fabric = self.agents["a"].process, self.agents["a"].fabric
-        assert process is not None
-        assert fabric is not None
-        assert fabric.leader is not None
-        process.context().run(fabric.leader.observe, Lost(home, "a", how))
 
 
 class OvertakenLater(Overtaken):
@@ -649,6 +655,53 @@ class Hole(Trial):
         await self.rest()
 
 
+class Thinned(Trial):
+    """A topic keeps the last event of each sub-topic, and its home is replaced after it has taken
+    some alone, which took the place of earlier ones. It begins to copy the log anew. Then the next
+    home is lost for good, and nobody else has come as far."""
+
+    aside = True
+    """Whether it has begun to copy the log anew when that happens."""
+
+    async def story(self) -> None:
+        """See the class."""
+        await self.found("abcd", ["c", "b", "d"], keep=1)
+        self.write("p", "c", "home")
+        await self.until(lambda: len(self.verdict.acked) > 40)
+        self.agents["d"].lag(1.0)
+        self.busy.set()
+        await asyncio.sleep(0.2)
+        cut(self, "c", "bd", True)
+        count = self.verdict.taken
+        await self.until(lambda: self.verdict.taken > count + 10)
+        tell(self, "c", "refused")
+        await self.until(lambda: self.verdict.entry.home == "b")
+        self.busy.clear()
+        former = self.agents["c"]
+        if self.aside:
+            cut(self, "c", "bd", False)
+            await self.until(lambda: "t~t~~1" in former.engine.streams)
+        self.agents["b"].destroy()
+        self.verdict.forgive()
+        tell(self, "c", "heard")
+        await asyncio.sleep(0.5)
+        cut(self, "c", "bd", False)
+        await self.until(lambda: self.verdict.entry.home == "c", 10.0)
+        assert "t~t~~1" not in former.engine.streams
+        self.agents["d"].keep_up()
+        count = len(self.verdict.acked)
+        await self.until(lambda: len(self.verdict.acked) > count + 3)
+        Faults(self).replace("b")
+        await self.until(lambda: self.agents["b"].is_open)
+        await self.rest()
+
+
+class ThinnedAlone(Thinned):
+    """The same before it has heard of the next home."""
+
+    aside = False
+
+
 class Key(Trial):
     """A link's record is gone for a moment from what the dialing site knows of the directory, and
     with it the key; when it is back, that site cannot write another one."""
@@ -690,6 +743,8 @@ class Key(Trial):
         (OvertakenLater, "what may have to be cut again is not welded"),
         (Overtakes, "what a client is told while it reads counts"),
         (Hole, "a reader is told of events that no copy could get in time"),
+        (Thinned, "a former home that copies the log anew leads with what it was"),
+        (ThinnedAlone, "a former home that cannot be cut at its fork leads with all that it has"),
         (Key, "a link of which the directory has another key is mended"),
         (PowerCut, "an index that a power cut took is not confirmed for the event that was lost"),
         (LateStore, "a log that is frozen takes nothing that waited to be stored"),

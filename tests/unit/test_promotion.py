@@ -7,7 +7,15 @@ from itertools import product
 import pytest
 
 from skerry.model.fabric import Step
-from skerry.model.promotion import State, elect, may_open, may_stay_open, reached, read_quorum
+from skerry.model.promotion import (
+    State,
+    elect,
+    is_forked,
+    may_open,
+    may_stay_open,
+    reached,
+    read_quorum,
+)
 
 LINEAGE = (Step(1, 0),)
 MEMBERS = ("a", "b", "c")
@@ -54,6 +62,30 @@ def test_a_home_that_lost_what_it_was_elected_with_does_not_open() -> None:
     assert reached(mine, lineage) == 1
     assert reached(mine, (Step(5, 12), Step(6, 13))) == 2  # not known any more
     assert reached(state("a", last=11, label=6), (Step(5, 12), Step(6, 13))) == 4
+
+
+def test_a_forked_log_that_cannot_be_cut_leads_if_nobody_else_can() -> None:
+    """From its fork on: whoever holds others there is forked in its turn."""
+    lineage = (Step(5, 0), Step(6, 10))
+
+    def chosen(*states: State) -> tuple[str, int] | None:
+        decision = elect(lineage, MEMBERS, states)
+        return (decision.home, decision.base) if decision else None
+
+    former = State("b", 5, 14, 5, thinned=True)
+    assert chosen(former, state("c", last=8, label=5)) == ("b", 10)
+    assert chosen(former, state("c", last=10, label=5)) == ("c", 10)
+    assert chosen(former, state("c", last=10, label=6)) == ("c", 10)
+    assert chosen(former, state("c", last=8, label=4)) == ("b", 10)
+    # One that can be cut is, before it leads; of one too old nobody knows where it is to be cut.
+    assert chosen(State("b", 5, 14, 5), state("c", last=8, label=5)) is None
+    assert chosen(State("b", 5, 14, 3, thinned=True), state("c", last=8, label=4)) is None
+    full = State("b", 5, 14, 5, thinned=True, full=True)
+    assert chosen(full, state("c", last=8, label=5)) is None
+    after = (*lineage, Step(7, 10))
+    assert is_forked(6, 11, after)
+    assert is_forked(5, 11, after)
+    assert not is_forked(6, 10, after)
 
 
 @pytest.mark.parametrize("count", range(1, 8))

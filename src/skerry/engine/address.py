@@ -131,6 +131,11 @@ def write_secret(path: Path, content: bytes) -> None:
     fresh.replace(path)
 
 
+def read_secret(path: Path) -> bytes | None:
+    """What `write_secret` wrote there; None: nothing is there."""
+    return path.read_bytes() if path.exists() else None
+
+
 def _hidden(url: str) -> str:
     scheme, mark, rest = url.partition("://")
     return f"{scheme}://…@{rest.rpartition('@')[2]}" if mark and "@" in rest else url

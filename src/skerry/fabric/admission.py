@@ -50,7 +50,10 @@ class Admission:
         used = self._store.get(token_key, Used)
         mine = Used(name, request.key)
         known = self._store.get(site_key(name), SiteRecord)
-        if used is not None and (used != mine or known is None):
+        link = self._store.get(link_key(here, name), LinkRecord)
+        # A site of that name may have taken the place of the one that came with it.
+        is_another = known is None or (link is not None and link.key != request.key)
+        if used is not None and (used != mine or is_another):
             raise JoinRefused(
                 f"the join token was used by site {used.site}",
                 "A token is for one site. Make another: `skerry fabric token`.",

@@ -23,6 +23,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from typing import Any, NoReturn
 
 import msgspec
@@ -327,15 +328,23 @@ class Copies:
         return further
 
     def _state(self, local: Local) -> State:
+        aside = local.copy.aside
         return msgspec.structs.replace(
             local.copy.state(),
             young=self._has_forgotten(local),
             full=self.is_full,
             doubted=local.name in self._doubted,
             count=local.count,
-            split=local.is_split,
-            segment=local.segment,
+            split=aside.split if aside else local.is_split,
+            segment=aside.segment if aside else local.segment,
+            thinned=self._is_thinned(local),
         )
+
+    def _is_thinned(self, local: Local) -> bool:
+        """Whether events here may have taken the place of earlier ones: then it cannot be cut."""
+        entry = self.entry(local.name)
+        thins = local.thins or (entry is not None and entry.settings.keep_last is not None)
+        return thins or local.copy.aside is not None
 
     def _has_forgotten(self, local: Local) -> bool:
         """Whether ids are missing here from before the engine's start: a copy has them no more."""
@@ -514,6 +523,8 @@ class Copies:
     # Roles
 
     async def _settle(self, local: Local, entry: TopicEntry) -> None:
+        if local.given_up:
+            await self.logs.give_up(local)
         info = await self.logs.look(local)
         # The log of a topic that was deleted while we were away; this one has its name.
         if local.is_ours and entry.is_another(local.copy.state().root):
@@ -559,13 +570,12 @@ class Copies:
             if not is_promised:
                 self._replacement.begin(local)
             return
-        is_thinned = local.thins or entry.settings.keep_last is not None or before.aside is not None
-        is_beside = is_thinned and end < before.last
+        is_beside = self._is_thinned(local) and end < before.last
         if is_beside:
             if is_promised:
                 return  # it could copy nothing yet, and readers would have nothing
             copy = before.twin()
-            copy.begin_beside()
+            copy.begin_beside(local.segment, local.is_split)
         if copy.follow(entry.lineage):
             copy.join(copy.last, entry.lineage)  # else the root stays: it is still its history
         if is_beside and copy.label < entry.epoch:
@@ -601,6 +611,8 @@ class Copies:
         if local.lease is not None:
             local.lease.cancel()
             local.lease = None
+        if local.copy.aside is not None and entry.epoch >= local.copy.sealed:
+            await self._take_back(local, entry)
         if not local.is_whole and entry.epoch >= local.copy.sealed:
             self.mending.begin(local)
             raise FabricError(f"the log of {entry.name} here is put together first", "Try again.")
@@ -631,6 +643,13 @@ class Copies:
         local.parent = ""
         await self.following.leave(local)
         self.tails.bring_home(local)
+
+    async def _take_back(self, local: Local, entry: TopicEntry) -> None:
+        """This site was chosen for what its log was, before it began to copy that anew."""
+        beside = local.stream
+        if not await self.logs.take_back(local, partial(self.durables.roll, local.name)):
+            self._give_away(entry, "has lost what it was chosen for")
+        self.following.relay.forget(beside)
 
     async def _ask_first(self, local: Local, entry: TopicEntry) -> None:
         """The engine was started since this site told how far it is, and was chosen for that: its

@@ -8,6 +8,7 @@ with it. A site that joined keeps `fabric.json`: with it, it needs no token agai
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import re
@@ -20,11 +21,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from skerry.config import VERSION, ClientSettings, SiteSettings
-from skerry.engine.address import Address, host_port, write_secret
+from skerry.engine.address import Address, host_port, read_secret, write_secret
 from skerry.engine.answers import open_answer
 from skerry.engine.folder import Folder
 from skerry.engine.link import Down
-from skerry.engine.nkeys import is_public_key, new_pair
+from skerry.engine.nkeys import is_public_key, new_pair, public_key
 from skerry.engine.wire import Connection
 from skerry.errors import (
     BadSetting,
@@ -114,6 +115,16 @@ class Welcome(msgspec.Struct, kw_only=True):
     fabric: str
     name: str
     coordinator: SiteRecord
+
+
+class Attempt(msgspec.Struct):
+    """What a site joins with, in `joining.json` of its data folder, 0600, written before it asks:
+    it may have been let in, and not have heard of that."""
+
+    token: str
+    """The token's id."""
+    seed: str
+    """Of the key that it shows."""
 
 
 class Used(msgspec.Struct):
@@ -206,8 +217,8 @@ def site_record(settings: SiteSettings, ports: Ports) -> SiteRecord:
 async def join(folder: Folder, record: SiteRecord, token: str) -> Membership:
     """Join with `token`; return what to remember, written down already."""
     given = read_token(token)
-    seed, key = new_pair()
-    request = JoinRequest(token=token, site=record, key=key)
+    seed = _seed(folder.path / "joining.json", given.id)
+    request = JoinRequest(token=token, site=record, key=public_key(seed))
     settings = ClientSettings(timeout=JOIN_TIME)
     connection = await Connection.open(given.address, settings, f"join-{record.name}")
     try:
@@ -231,6 +242,18 @@ async def join(folder: Folder, record: SiteRecord, token: str) -> Membership:
     )
     membership.save(folder.path)
     return membership
+
+
+def _seed(file: Path, token: str) -> str:
+    """The seed to join with: for the same token the same, whoever else shows that is refused."""
+    with contextlib.suppress(ValueError):
+        attempt = msgspec.json.decode(read_secret(file) or b"", type=Attempt)
+        if attempt.token == token:
+            public_key(attempt.seed)
+            return attempt.seed
+    seed, _ = new_pair()
+    write_secret(file, msgspec.json.encode(Attempt(token, seed)))
+    return seed
 
 
 def check_joiner(request: JoinRequest, known: SiteRecord | None) -> None:

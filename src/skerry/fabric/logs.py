@@ -28,7 +28,7 @@ from skerry.fabric.streams import (
     signpost_config,
     sort_out,
 )
-from skerry.log.segments import Chain, Segment
+from skerry.log.segments import CHAIN, Chain, Segment
 from skerry.model.fabric import TopicEntry, topic_key
 from skerry.model.names import segment_of_stream, stream_of
 from skerry.model.promotion import Copy
@@ -114,7 +114,7 @@ class Logs:
                 local.weld = Weld(tuple(old), gap_of(numbered[what.places[-1][0]], max(ends)))
             if local.places[-1] != what.places[-1]:
                 local.copy = Copy(self.site)  # the marks of another segment
-            local.places, local.ends = what.places, what.ends
+            local.places, local.ends, local.given_up = what.places, what.ends, []
             learn(local, numbered[local.places[-1][0]], self._fabric)
             if local.kind == "copy" and not local.is_wanted:
                 local.touched = now  # until it proves to be idle
@@ -250,6 +250,7 @@ class Logs:
     async def delete(self, local: Local) -> None:
         """Remove the log: the signpost last, so that what a crash leaves is found."""
         numbers = {number for number, _ in local.places} | local.ends.keys() | {local.segment}
+        numbers |= {*local.given_up}
         streams = {stream_of(local.name, number) for number in numbers}
         streams |= {segment.stream for segment in (local.weld.old if local.weld else ())}
         for stream in (*sorted(streams - {local.signpost}, reverse=True), local.signpost):
@@ -258,7 +259,7 @@ class Logs:
         local.kind = ""
         local.parent = ""
         local.places, local.ends, local.is_welded = [(0, 1)], {}, False
-        local.weld = None
+        local.weld, local.given_up = None, []
         local.copy = Copy(self.site)
 
     # Segments
@@ -283,6 +284,50 @@ class Logs:
         local.parent = ""
         await self._position(local)
         await self._list(local)
+
+    async def take_back(
+        self, local: Local, move: Callable[[Chain, Chain], Awaitable[None]]
+    ) -> bool:
+        """Give up the copy that was begun beside what the log was: that is the log again, with all
+        that it has, and promises what the copy did. `move` has those who read the one read the
+        other. What is left to be done is kept in `local.given_up`. False: what the log was is not
+        there any more, and nothing was changed."""
+        aside, log = local.copy.aside, Local(local.name, self.site)
+        assert aside is not None
+        last = aside.segment - aside.split
+        numbers = sorted({number for number, _ in local.places} | local.ends.keys())
+        was = {}
+        for number in numbers:
+            if number <= last and (info := await self._stream(local, number)) is not None:
+                was[number] = info
+        what = sort_out(was)
+        if what.places:
+            log.places, log.ends = what.places, what.ends
+            learn(log, was[log.places[-1][0]], self._fabric)
+        found = log.copy.state()
+        is_same = (found.label, found.last, found.root) == (aside.label, aside.last, aside.root)
+        given_up = [number for number in numbers if number > last]
+        if not is_same or len(was) + len(given_up) < len(numbers):
+            return False
+        log.copy.seal(local.copy.sealed)
+        await self.write_marks(log)
+        await self._list(log)
+        beside = (Segment(stream_of(local.name, number), 1) for number in given_up)
+        await move(tuple(beside), log.chain)
+        local.places, local.ends, local.copy = log.places, log.ends, log.copy
+        local.kind, local.epoch, local.is_welded = log.kind, log.epoch, log.is_welded
+        local.given_up, local.delivers = given_up, True
+        await self.give_up(local)
+        return True
+
+    async def _stream(self, local: Local, number: int) -> Info | None:
+        return await self._jetstream.stream(stream_of(local.name, number))
+
+    async def give_up(self, local: Local) -> None:
+        """Remove the streams that were given up. The newest last: should the site die meanwhile, it
+        finds there what they were begun beside."""
+        await self.drop(local, [stream_of(local.name, number) for number in local.given_up])
+        local.given_up = []
 
     async def stop(self, local: Local) -> None:
         """Have a copy follow nobody any more, whatever is under way to it."""
@@ -365,11 +410,12 @@ class Logs:
             await self.begin_at(local.stream, first)
 
     async def _list(self, local: Local) -> None:
-        """Write the chain where readers look for it."""
-        if local.stream == local.signpost:
-            return
+        """Write the chain where readers look for it. A signpost that is all of it need not say
+        so, unless it said something else."""
         info = await self._jetstream.stream(local.signpost)
         if info is None:
+            return
+        if local.places == [(0, 1)] and CHAIN not in (info["config"].get("metadata") or {}):
             return
         config = signpost_config(info["config"], local)
         if config != info["config"]:

@@ -55,6 +55,8 @@ class Local:
         are no part of the history. `Tails` sees to them."""
         self.weld: Weld | None = None
         """What is left of a weld that was done. `Mending` sees to it."""
+        self.given_up: list[int] = []
+        """Streams that are to go before anything else is done: the log goes on in earlier ones."""
         self.thins = False
         """Whether events here may have removed earlier ones of their sub-topics."""
         self.kind = ""

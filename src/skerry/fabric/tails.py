@@ -105,6 +105,8 @@ class Tails:
                         self.tide.expect(stream)
                     last = int(info["state"]["last_seq"])
                     await self._logs.remove(stream, range(end + 1, last + 1))
+            if local.copy.aside is not None:
+                continue  # an election may count on all of it
             if number not in dict(local.places):
                 await self._logs.drop(local, [stream])
             if local.ends.get(number) == end:

@@ -366,7 +366,9 @@ class Sending:
         self.phase = "recalling"
         places = self.kept.lost | self.in_flight
         wanted = {id_of(event[1]): number for number, event in places.items()}
-        last = None if self._is_old(now) else entry.base
+        # A home of last values may lead with more than what it was chosen for (`promotion.elect`).
+        is_open = self._is_old(now) or entry.settings.keep_last is not None
+        last = None if is_open else entry.base
         past = self._gives_ids and entry.forgetful and self._past is None
         if first is None or last is None:
             first = self._acked_last + 1

@@ -32,7 +32,8 @@ fork no quorum had; it is brought to the new home, and goes when that has it.
 
 Where a log keeps the last events of each sub-topic alone, those beyond the fork have removed others
 that are history. So its site begins anew *beside* it: a copy from the first event on. Until that
-has reached a base, the former log is kept and counts as ever (`Copy.aside`); it cannot lead.
+has reached a base, the former log is kept and counts as ever (`Copy.aside`); it leads only if
+nobody else can, and with all that it has.
 
 Where the fork is, the lineage tells. A copy from before all that it remembers must be rebuilt. Its
 site throws it away only when `write_quorum` other members prove at least as much. Until then it
@@ -73,6 +74,8 @@ class State(msgspec.Struct, frozen=True):
     """Whether its disk is, or hangs, so that it could not lead."""
     doubted: bool = False
     """Whether the site knows that its data folder is an older one: it held more than it says."""
+    thinned: bool = False
+    """Whether events here have taken the place of earlier ones, so that the log cannot be cut."""
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -108,9 +111,11 @@ def elect(
     equals one that is not in `avoided` wins, then one whose log is in one piece, then one that has
     not forgotten ids, then the earlier in `preferred`, then in `members`; a site in `barred`, or
     without room, counts as a witness and is not chosen. So does a forked copy, and only up to its
-    fork: were it to lead, its events beyond would become history, and the copies of the epochs
-    between, which hold others there, would not notice. One that is in doubt cannot lead, and counts
-    only beside the home of the epoch, which has whatever it may lack.
+    fork: it may be chosen once it has rolled. One that cannot roll, for it is thinned out, leads if
+    nobody else can, with all that it has: what lies beyond its fork is as if it were taken in the
+    epoch that it leads, which begins at the fork, so that copies that hold others there notice. One
+    that is in doubt cannot lead, and counts only beside the home of the epoch, which has whatever
+    it may lack.
     """
     answered = {state.site: state for state in states if state.site in members}
     home_told = answered.get(members[0])
@@ -120,22 +125,24 @@ def elect(
         return None
     out = {*barred, *(one.site for one in answered.values() if one.full or one.doubted)}
     rank = {}
+    forked = set()
     for state in answered.values():
         last = state.last
         if is_forked(state.root, last, lineage):
-            out.add(state.site)
+            forked.add(state.site)
+            if not state.thinned or is_forgotten(state.root, last, lineage):
+                out.add(state.site)
             last = fork_of(state.root, last, lineage)
         rank[state.site] = (reached(state, lineage), last)
     best = max(rank.values())
     able = [site for site in rank if rank[site] == best and site not in out]
-    if best[0] == 0:
-        return None
-    if not able:
+    if best[0] == 0 or not able:
         return None
     order = [*preferred, *members]
 
-    def cost(site: str) -> tuple[bool, bool, bool, int]:
-        return site in avoided, answered[site].split, answered[site].young, order.index(site)
+    def cost(site: str) -> tuple[bool, bool, bool, bool, int]:
+        one = answered[site]
+        return site in forked, site in avoided, one.split, one.young, order.index(site)
 
     home = min(able, key=cost)
     others = tuple(member for member in members if member != home)
@@ -381,9 +388,11 @@ class Copy:
         self.last = fork_of(self.root, self.last, lineage)
         return self.last
 
-    def begin_beside(self) -> None:
-        """Begin anew, and keep what is here until the new copy has as much."""
-        self.aside = self.state()
+    def begin_beside(self, segment: int = 0, split: bool = False) -> None:
+        """Begin anew, and keep what is here until the new copy has as much: in such streams."""
+        self.aside = self.aside or State(
+            self.site, self.label, self.last, self.root, split=split, segment=segment
+        )
         self.label = self.root = self.last = self.following = 0
 
     def rebuild(self, epoch: int) -> bool:

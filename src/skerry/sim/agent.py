@@ -56,6 +56,7 @@ def stand_ins(quick: float, slow: float, lineage: int) -> Iterator[None]:
     changed: list[tuple[Any, str, Any]] = [
         (skerry.fabric.links, "write_conf", write_conf),
         (skerry.fabric.join, "write_secret", write_secret),
+        (skerry.fabric.join, "read_secret", read_secret),
         (skerry.fabric.progress, "QUICK", quick),
         (skerry.fabric.progress, "SLOW", slow),
         (skerry.fabric.outbox, "LOOK", 0.5),
@@ -91,6 +92,11 @@ DISKS: dict[str, Disk] = {}
 def write_secret(path: Path, content: bytes) -> None:
     """Stands for `skerry.engine.address.write_secret`."""
     DISKS[str(path.parent)].files[path.name] = content
+
+
+def read_secret(path: Path) -> bytes | None:
+    """Stands for `skerry.engine.address.read_secret`."""
+    return DISKS[str(path.parent)].files.get(path.name)
 
 
 def write_conf(folder: Any, settings: SiteSettings, ports: Ports, wiring: Wiring) -> None:
@@ -131,6 +137,8 @@ class Agent:
         self.restarts = 0
         """Of the engine, while the agent ran."""
         self.is_destroyed = False
+        self._token: str | None = None
+        """What it is to join with, if it has not."""
         self._starting: asyncio.Task[None] | None = None
 
     def address(self, user: str) -> Address:
@@ -156,8 +164,9 @@ class Agent:
         """Run engine and agent."""
         assert self.process is None
         self.process = Process(f"agent {self.site}", self.site)
+        self._token = token or self._token
         loop = self.net.loop
-        work = self.process.context().run(loop.create_task, self._run(token))
+        work = self.process.context().run(loop.create_task, self._run(self._token))
         self._starting = work
         return work
 
@@ -236,14 +245,19 @@ class Agent:
         """End the engine alone; the agent starts it anew."""
         if self.process is not None and self.engine.is_up:
             self.engine.kill()
-            self.net.loop.call_later(
-                RESTART, self._restart, self.process, context=self.net.loop.world
-            )
+            self._restart_later(self.process)
 
     def _restart(self, process: Process) -> None:
-        if self.process is process and not self.engine.is_up:
-            self.restarts += 1
-            self.engine.start()
+        if self.process is not process or self.engine.is_up:
+            return
+        if process.missed is not None:  # it stands still, and nobody starts one
+            self._restart_later(process)
+            return
+        self.restarts += 1
+        self.engine.start()
+
+    def _restart_later(self, process: Process) -> None:
+        self.net.loop.call_later(RESTART, self._restart, process, context=self.net.loop.world)
 
     @property
     def is_open(self) -> bool:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from skerry.directory.store import Store
 from skerry.engine.tide import Tide
-from skerry.fabric import outbox
+from skerry.fabric import outbox, salvage
 from skerry.fabric.copies import Copies
 from skerry.fabric.following import Following
 from skerry.fabric.links import Links
@@ -63,6 +63,11 @@ def _longest() -> Broken:
 def _forked() -> Broken:
     """Let a copy lead that holds events beyond the base of an epoch that it missed."""
     return _elects(lambda one: replace(one, root=sys.maxsize))
+
+
+def _witness() -> Broken:
+    """Never let a forked copy lead, also if it cannot be cut and nobody else can."""
+    return _elects(lambda one: replace(one, thinned=False))
 
 
 def _empty() -> Broken:
@@ -240,8 +245,8 @@ def _nothing_aside() -> Broken:
     """What lies beside a copy that is begun anew counts for nothing."""
     real = Copy.begin_beside
 
-    def begin_beside(self: Any) -> None:
-        real(self)
+    def begin_beside(self: Any, *log: Any) -> None:
+        real(self, *log)
         self.aside = None
 
     return [(Copy, "begin_beside", begin_beside)]
@@ -339,6 +344,11 @@ def _nothing_taken_back() -> Broken:
     return [(Sending, "_take_back", lambda self, fork: None)]
 
 
+def _by_time() -> Broken:
+    """What is brought home is as new as the time says at which it was stored."""
+    return [(salvage, "number_of", lambda id: None)]
+
+
 def _late_answers() -> Broken:
     """Count answers to what was written to an earlier home."""
     real = Publisher._aim
@@ -354,6 +364,7 @@ CONTROLS: dict[str, Callable[[], Broken]] = {
     "asked": _too_few_asked,
     "longest": _longest,
     "forked": _forked,
+    "witness": _witness,
     "empty": _empty,
     "behind": _behind,
     "seal": _no_seal,
@@ -385,6 +396,7 @@ CONTROLS: dict[str, Callable[[], Broken]] = {
     "probe": _no_probe,
     "back": _nothing_taken_back,
     "answers": _late_answers,
+    "numbers": _by_time,
 }
 
 

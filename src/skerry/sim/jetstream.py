@@ -45,6 +45,8 @@ NO_ROOM = {"code": 500, "err_code": 10023, "description": "no space left on devi
 CONSUMER_EXISTS = {"code": 400, "err_code": 10148, "description": "consumer already exists"}
 CANNOT_CHANGE = {"code": 500, "err_code": 10012, "description": "deliver policy can not be updated"}
 EXISTS = {"code": 400, "err_code": 10058, "description": "stream name already in use"}
+REMEMBERED = 100
+"""Messages that went because of a limit, of which a stream remembers that."""
 
 
 class Message(NamedTuple):
@@ -81,6 +83,8 @@ class Stream:
         """By name: where it reads, and what (composeIName)."""
         self.places: dict[str, int] = {}
         """How far it has read each of them."""
+        self._pushed_out: deque[tuple[int, Message]] = deque(maxlen=REMEMBERED)
+        """What went because of a limit, and the message that came for it."""
         self._listens: list[str] = []
         self._inbox: deque[tuple[str, str, bytes, bytes]] = deque()
         self._is_stuck = False
@@ -235,9 +239,9 @@ class Stream:
         of_subject = self.subjects.setdefault(subject, [])
         of_subject.append(index)
         if 0 < self.config.get("max_msgs_per_subject", -1) < len(of_subject):
-            self.remove(of_subject[0])
+            self._push_out(of_subject[0])
         if 0 < self.config.get("max_msgs", -1) < len(self.messages):
-            self.remove(next(iter(self.messages)))
+            self._push_out(next(iter(self.messages)))
         self.engine.stored(self, one)
         if self._told is not None and subject.startswith(self._told[0]):
             lines = head[10:-2] if head else b""
@@ -246,6 +250,10 @@ class Stream:
             self.engine.publish(self._told[1] + subject[len(self._told[0]) :], "", told, data)
         for consumer in list(self.consumers.values()):
             consumer.send()
+
+    def _push_out(self, index: int) -> None:
+        self._pushed_out.append((self.last, self.messages[index]))
+        self.remove(index)
 
     def skip(self, last: int) -> None:
         """Count on, without messages."""
@@ -286,9 +294,17 @@ class Stream:
         return len(gone)
 
     def lose(self, count: int) -> None:
-        """A power cut: the newest messages were never written."""
+        """A power cut: the newest messages were never written. What had gone for them is there
+        again: it leaves the disk later (tried with 2.15.1)."""
         for index in [index for index in self.messages if index > self.last - count]:
             self.remove(index)
+        back = []
+        while self._pushed_out and self._pushed_out[-1][0] > self.last - count:
+            _, one = self._pushed_out.pop()
+            back += [one] if one.index <= self.last - count else []
+        self.messages = dict(sorted({**self.messages, **{one.index: one for one in back}}.items()))
+        for one in back:
+            self.subjects[one.subject] = sorted([*self.subjects.get(one.subject, []), one.index])
         self.last = max(self.messages, default=max(self.last - count, 0))
         self.first = next(iter(self.messages), self.last + 1)
 

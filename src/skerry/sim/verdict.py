@@ -78,6 +78,8 @@ class Verdict:
         """What a site has taken as a home, by its index: the epoch, and the event."""
         self._subjects: dict[bytes, str] = {}
         self._newest: dict[str, bytes] = {}
+        self._late: dict[str, dict[int, Message]] = {}
+        """What homes have taken that were replaced."""
         self._first: dict[bytes, int] = {}
         """The lowest index that each event was given."""
         self._last = 0
@@ -121,12 +123,18 @@ class Verdict:
         if new.epoch != old.epoch + 1:
             self.fail(f"epoch {new.epoch} at {new.home} after epoch {old.epoch} at {old.home}")
         self.entries[new.epoch] = new
+        log = self._trial.net.engines[new.home].streams.get(new.stream)
+        for index, one in self._late.pop(new.home, {}).items():
+            if log is not None and log.messages.get(index) == one:  # it leads with that
+                self._newest[one.subject] = one.data
         self._let_go()
         for index, (data, epoch) in self.kept.items():
             if index > new.base:
                 self.fail(f"epoch {new.epoch} begins at {new.base}, and {data!r} was promised "
                           f"at {index} in epoch {epoch}")  # fmt: skip
-            if not self.has(new.home, index, data):
+            # One that is lost since it was chosen is replaced in its turn.
+            is_there = not self._trial.agents[new.home].is_destroyed
+            if is_there and not self.has(new.home, index, data):
                 self.fail(f"{new.home} leads epoch {new.epoch} without {data!r} at {index}")
 
     def _let_go(self) -> None:
@@ -139,8 +147,10 @@ class Verdict:
         self._first[one.data] = min(one.index, self._first.get(one.data, one.index))
         if self.thins:
             self._subjects[one.data] = one.subject
-            if epoch >= max(self.entries):  # a home that was replaced may still take some
+            if epoch >= max(self.entries):
                 self._newest[one.subject] = one.data
+            else:
+                self._late.setdefault(site, {})[one.index] = one
         if self.forgets:
             self._let_go()
         entry = self.entries.get(epoch)
