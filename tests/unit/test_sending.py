@@ -229,9 +229,77 @@ def test_without_a_fabric_all_go_at_once_and_again_in_order_when_the_connection_
     assert driver.looked() == []
     driver.sending.on_up("elsewhere", driver.now)
     driver.carry_out()
+    assert driver.looked() == []
+    driver.recalled(driver.question(), {})  # it keeps more than last values
     assert driver.looked() == [1, 2, 3]
     driver.send()
     assert driver.looked() == [4]
+
+
+OWN = "0123456789abcdef"
+LAST_VALUES = entry(settings=TopicSettings(ack="home", keep_last=1))
+
+
+def send_own(driver: Driver, *topics: str) -> None:
+    """Send events of these sub-topics, with ids of the publisher's own."""
+    for topic in topics:
+        number = len(driver.tickets)
+        ticket, frame, now, _ = driver.event(number, f"{OWN}-{number}")
+        if driver.sending.on_send(number, (ticket, frame, now, topic), driver.now):
+            driver.written.append(number)
+        driver.carry_out()
+
+
+def lose_connection(driver: Driver) -> None:
+    driver.looked()
+    driver.sending.on_down()
+    driver.sending.on_up("here", driver.now)
+    driver.carry_out()
+
+
+@pytest.mark.parametrize("topic", [None, LAST_VALUES])
+def test_what_a_later_event_came_for_is_not_sent_again(topic: TopicEntry | None) -> None:
+    """The home's engine was started anew, and knows the ids of what is left alone."""
+    driver = Driver(topic, alone=topic is None)
+    send_own(driver, "t/a", "t/a", "t/b", "t/a", "t/b", "t/a")
+    driver.answer(0)
+    lose_connection(driver)
+    assert (driver.phase, driver.looked()) == ("recalling", [])
+    assert (driver.question().first, driver.question().last) == (2, None)
+    driver.recalled(driver.question(), {f"{OWN}-3": 4})
+    assert [ticket.index for ticket in driver.tickets] == [1, 4, 0, 4, 0, 0]
+    driver.answer(2, first=5)  # in a fabric it goes alone
+    assert driver.looked() == [2, 4, 5]
+
+
+@pytest.mark.parametrize("identity", [f"{OWN}-7", "given", f"x{OWN}-1"])
+def test_an_id_that_its_caller_gave_says_nothing_of_what_was_sent_before(identity: str) -> None:
+    """Somebody else may have sent that one."""
+    driver = Driver(LAST_VALUES)
+    send_own(driver, "t")
+    driver.send_as(identity)
+    lose_connection(driver)
+    driver.recalled(driver.question(), {identity: 4})
+    assert [ticket.index for ticket in driver.tickets] == [0, 4]
+    assert driver.looked() == [0]
+
+
+def test_a_home_of_last_values_is_asked_whenever_what_was_sent_may_be_lost() -> None:
+    for happens in ("silence", "nobody", "connection"):
+        driver = free(LAST_VALUES)
+        send_own(driver, "t", "t")
+        driver.looked()
+        if happens == "silence":
+            driver.passes(0.5)
+        elif happens == "nobody":
+            driver.refuse(1, NOBODY)
+            driver.sending.on_retry(driver.now)
+            driver.carry_out()
+        else:
+            lose_connection(driver)
+        assert (happens, driver.phase, driver.looked()) == (happens, "recalling", [])
+        driver.recalled(driver.question(), {})
+        assert (driver.phase, driver.looked()) == ("probing", [1])
 
 
 def test_silence_has_the_oldest_sent_again_alone_and_a_late_answer_counts() -> None:

@@ -22,6 +22,7 @@ from typing import Self
 
 from skerry.config import DUPLICATE_WINDOW, check_timeout
 from skerry.engine import lines
+from skerry.engine.jetstream import JetStream
 from skerry.engine.link import Down
 from skerry.engine.wire import Connection, Listener
 from skerry.errors import AccessDenied, BadSetting, PublishFailed, SkerryError
@@ -325,21 +326,39 @@ class Publisher(Listener):
             self._reports.reach(entry, 0.001 if sending.level == "quorum" else 0.05)
 
     async def _recall(self, question: Recall) -> None:
-        connection, entry, last = self._connection, question.entry, question.last
+        last = question.last
         await asyncio.sleep(question.after)
         found = None
         with contextlib.suppress(Down, TimeoutError, SkerryError, LookupError, ValueError):
-            place = (connection, entry.home, entry.stream)
-            first = question.first
-            if last is None:
-                last = await last_stored(*place)
-            if question.past:
-                since = await first_since(*place, time() - DUPLICATE_WINDOW - SKEW)
-                first = min(first, max(since, last + 1 - PAST))
-            wanted = None if question.past else set(question.wanted)
-            found = await stored_ids(*place, first, last, wanted)
+            if (place := await self._place(question.entry)) is None:
+                found = {}
+            else:
+                first = question.first
+                if last is None:
+                    last = await last_stored(*place)
+                if question.past or question.recent:
+                    since = await first_since(*place, time() - DUPLICATE_WINDOW - SKEW)
+                    first = max(first, since) if question.recent else first
+                    if question.past:
+                        first = min(first, max(since, last + 1 - PAST))
+                wanted = None if question.past else set(question.wanted)
+                found = await stored_ids(*place, first, last, wanted)
         self._sending.on_recalled(question, found, self._loop.time())
         self._carry_out()
+
+    async def _place(self, entry: TopicEntry | None) -> tuple[Connection, str | None, str] | None:
+        """Where the home has the topic's log: at which site, in which stream. None: there is no
+        fabric, and it is no log of last values, of which alone one has to know."""
+        connection = self._connection
+        if entry is not None:
+            return connection, entry.home, entry.stream
+        jetstream = JetStream(connection)
+        with contextlib.suppress(AccessDenied):  # by an engine of the user's own
+            for name in await jetstream.stream_names(self._subject):
+                info = await jetstream.stream(name)
+                if info is not None and info["config"].get("max_msgs_per_subject", -1) > 0:
+                    return connection, None, name
+        return None
 
     def _on_retry(self) -> None:
         self._sending.on_retry(self._loop.time())

@@ -34,13 +34,13 @@ SKEW = 30.0
 _numbers = itertools.count()
 
 
-async def last_stored(connection: Connection, site: str, stream: str) -> int:
-    """The index of the newest event of the log at `site`; 0 if it has none. Raises `Down` or
-    `TimeoutError` if it cannot be read now."""
+async def last_stored(connection: Connection, site: str | None, stream: str) -> int:
+    """The index of the newest event of the log at `site` (None: the connection's own); 0 if it has
+    none. Raises `Down` or `TimeoutError` if it cannot be read now."""
     return await _index(connection, site, stream, {"last_by_subj": "e.>"}, 0)
 
 
-async def first_since(connection: Connection, site: str, stream: str, moment: float) -> int:
+async def first_since(connection: Connection, site: str | None, stream: str, moment: float) -> int:
     """The index of the first event since `moment`, in seconds since 1970; beyond all if there is
     none. Raises as `last_stored`."""
     since = datetime.fromtimestamp(moment, UTC).isoformat().replace("+00:00", "Z")
@@ -49,13 +49,17 @@ async def first_since(connection: Connection, site: str, stream: str, moment: fl
 
 
 async def _index(
-    connection: Connection, site: str, stream: str, asked: dict[str, object], none: int
+    connection: Connection, site: str | None, stream: str, asked: dict[str, object], none: int
 ) -> int:
     body = msgspec.json.encode(asked)
-    reply = await connection.request(f"$JS.{site}.API.DIRECT.GET.{stream}", body, timeout=TIME)
+    reply = await connection.request(_direct_get(site, stream), body, timeout=TIME)
     if reply.status == NO_RESPONDERS:
         raise Down
     return none if reply.status else int(parse_headers(reply.head)["Nats-Sequence"])
+
+
+def _direct_get(site: str | None, stream: str) -> str:
+    return f"$JS.{site}.API.DIRECT.GET.{stream}" if site else f"$JS.API.DIRECT.GET.{stream}"
 
 
 async def stored_ids(
@@ -107,9 +111,7 @@ async def _batch(
     try:
         size = min(BATCH, last - first + 1)
         body = msgspec.json.encode({"seq": first, "batch": size, "max_bytes": BYTES})
-        prefix = "$JS.API" if site is None else f"$JS.{site}.API"
-        subject = f"{prefix}.DIRECT.GET.{stream}"
-        connection.publish(subject, body, reply=inbox)
+        connection.publish(_direct_get(site, stream), body, reply=inbox)
         async with asyncio.timeout(TIME):
             if await done:
                 raise Down  # nobody is there yet

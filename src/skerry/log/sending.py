@@ -19,6 +19,12 @@ relies on it. So even at level `home` a lost home costs nothing while the publis
 publisher leaves behind is salvaged when the old home is back. What is older than the duplicate
 window is looked for in the log before it is sent, for its former home may have brought it.
 
+Last values. Where a topic keeps the last events of each sub-topic alone, an event goes when later
+ones have come, and its id with the engine's next start. Sent again, it would take the place of
+those that came for it. So whenever what was sent may be lost, the publisher looks before it sends
+anything again. What it sent before an event of the same sub-topic that is there, has been stored;
+its caller is told the index of the event that came for it.
+
 A forgetful home. Whoever gives an event its id may have sent it before, by another publisher. A
 home that took over just after its engine was started does not know ids from before. So the first
 such event has it asked for all that it may have forgotten, once; what is there already is not sent.
@@ -47,7 +53,8 @@ And the way to the home is in one of six phases:
 
 From any but nowhere: on_gone ▶ nowhere; on_down ▶ away, but recalling goes on; on_route ▶ recalling
 if the home may have forgotten what it has, else probing. Where there is no fabric the engine at the
-other end of the connection is the home, and the way is free as soon as there is one.
+other end of the connection is the home, and the way is free as soon as there is one. Whenever what
+was sent may be lost, and the home keeps last values, it is recalling before it is probing, or free.
 
 Whoever drives it tells what happened, then carries out `actions` in order, and settles the tickets
 in `told` and `failed`. Each ticket is in one of them once.
@@ -64,7 +71,7 @@ from typing import Literal, NamedTuple
 
 from skerry.config import DUPLICATE_WINDOW
 from skerry.errors import OutcomeUnknown, SkerryError, StorageFull
-from skerry.log.frames import InFlight, Ticket, id_of, is_nobody, outcome_of
+from skerry.log.frames import InFlight, Ticket, id_of, is_nobody, number_of, outcome_of
 from skerry.log.kept import BYTES, EVENTS, Kept
 from skerry.log.topics import unknown_topic
 from skerry.model.fabric import TopicEntry
@@ -102,9 +109,10 @@ class Write(NamedTuple):
 
 
 class Recall(NamedTuple):
-    """Look which events a home has, and tell with `on_recalled`."""
+    """Look which events a home has, and tell with `on_recalled`: none, if there is no fabric and
+    the topic does not keep last values."""
 
-    entry: TopicEntry
+    entry: TopicEntry | None
     first: int
     last: int | None
     """The indexes to look at; None: up to the newest."""
@@ -115,6 +123,8 @@ class Recall(NamedTuple):
     """Seconds to wait before that."""
     past: bool = False
     """Whether to tell of all that it has from as long ago as ids are remembered."""
+    recent: bool = False
+    """Whether all of these were sent since then."""
 
 
 class Retry(NamedTuple):
@@ -172,6 +182,8 @@ class Sending:
         """The highest index in the topic's history of what was acknowledged to this publisher."""
         self._held = 0
         """The last index that enough replicas hold."""
+        self._doubts = False
+        """Whether what was sent may be lost, or not, since somebody looked."""
         self._question: Recall | None = None
         self._gives_ids = False
         """Whether the caller gives ids of its own."""
@@ -275,6 +287,7 @@ class Sending:
     def on_down(self) -> None:
         """The connection is lost."""
         self._is_up = False
+        self._doubts = True
         if self.phase not in ("nowhere", "recalling"):
             self.phase = "away"
 
@@ -294,6 +307,8 @@ class Sending:
         """Send the oldest alone; if there is none, the next one sent is the probe."""
         if not self._is_up or (self.level == "outbox" and self.outbox != self._site):
             self.phase = "away"  # until the client is back at its own site
+        elif self._doubts and self._may_thin and (self.in_flight or self.kept.lost):
+            self._look_back(now)
         elif self.entry is None:
             self._go_on()
         else:
@@ -315,6 +330,7 @@ class Sending:
 
     def _stumble(self) -> None:
         """Nobody took an event: the home is shut, moving or lost. Try the oldest again soon."""
+        self._doubts = True
         if self.phase in ("probing", "free"):
             self.phase = "pausing"
             self.actions.append(Retry(self._wait))
@@ -341,7 +357,7 @@ class Sending:
             # was sent before be acknowledged after all, it counts.
             if self.phase == "probing":
                 self._suspect = min(self._suspect * 2, 5.0)
-            self._timed = False
+            self._timed, self._doubts = False, True
             self._progressed = now
             self._probe(now)
 
@@ -357,22 +373,28 @@ class Sending:
         oldest = next(iter(self.kept.lost.values()), None)
         return oldest is not None and now - oldest[2] > REMEMBERED
 
+    @property
+    def _may_thin(self) -> bool:
+        """Whether the home may keep the last events of each sub-topic alone."""
+        return self.entry is None or self.entry.settings.keep_last is not None
+
     def _look_back(self, now: float, after: float = 0.0, first: int | None = None) -> None:
         """Send nothing again before it is known which of it the home has, from index `first` on. It
         knows the ids of what it took itself, unless that was long ago."""
         entry = self.entry
-        if entry is None or self.level == "outbox" or not (self.in_flight or self.kept.lost):
+        if self.level == "outbox" or not (self.in_flight or self.kept.lost):
             return
         self.phase = "recalling"
         places = self.kept.lost | self.in_flight
         wanted = {id_of(event[1]): number for number, event in places.items()}
-        # A home of last values may lead with more than what it was chosen for (`promotion.elect`).
-        is_open = self._is_old(now) or entry.settings.keep_last is not None
-        last = None if is_open else entry.base
-        past = self._gives_ids and entry.forgetful and self._past is None
+        last = entry.base if entry is not None else None
+        if self._may_thin or self._is_old(now):
+            last = None
+        past = entry is not None and self._gives_ids and entry.forgetful and self._past is None
         if first is None or last is None:
             first = self._acked_last + 1
-        self._question = Recall(entry, first, last, wanted, now, after, past)
+        recent = self._may_thin and not self._is_old(now)
+        self._question = Recall(entry, first, last, wanted, now, after, past, recent)
         self.actions.append(self._question)
 
     def on_recalled(self, question: Recall, found: dict[str, int] | None, now: float) -> None:
@@ -383,12 +405,11 @@ class Sending:
             self.actions.append("reach")
             self._look_back(now, RETRY_MOST, question.first)
             return
-        known = found or {}
-        for number, event in (self.kept.lost | self.in_flight).items():
-            if (index := known.get(id_of(event[1]))) is not None:
-                if self.kept.lost.pop(number, None) is None:
-                    self._take(number)
-                self._acknowledged(number, index, event)
+        self._doubts = False
+        for number, index, event in self._stored_of(found or {}):
+            if self.kept.lost.pop(number, None) is None:
+                self._take(number)
+            self._acknowledged(number, index, event)
         if question.past and found is not None:
             self._past, self._past_until = found, now + DUPLICATE_WINDOW
         if found is not None and question.last is None:
@@ -397,6 +418,23 @@ class Sending:
         self._confirm()
         self._probe(now)
         self._make_room()
+
+    def _stored_of(self, found: dict[str, int]) -> list[tuple[int, int, InFlight]]:
+        """What the home has stored of what is to be sent, with the indexes: what it has, and what
+        came before an event of the same sub-topic that it has, and went for it. (Not if its caller
+        gave that one its id: somebody else may have sent it.)"""
+        stored, later = [], dict[str, int]()
+        for number, event in reversed((self.kept.lost | self.in_flight).items()):
+            identity, topic = id_of(event[1]), event[3]
+            if (index := found.get(identity)) is not None:
+                own = number_of(identity)
+                if own is not None and own[1] == number and self._may_thin:
+                    later[topic] = index
+            else:
+                index = later.get(topic)
+            if index is not None:
+                stored.append((number, index, event))
+        return stored[::-1]
 
     # Sending, and answers
 
@@ -463,6 +501,8 @@ class Sending:
             elif (event := self.kept.lost.pop(number, None)) is not None:
                 again = True
                 self._acknowledged(number, index, event)
+        if alone and taken and index > self._acked_last:
+            self._acked_last = index
         self._bytes -= size
         self._stored += taken
         self._stored_bytes += size
