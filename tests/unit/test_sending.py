@@ -302,6 +302,13 @@ def test_a_home_of_last_values_is_asked_whenever_what_was_sent_may_be_lost() -> 
         assert (driver.phase, driver.looked()) == ("probing", [1])
 
 
+def test_an_outbox_is_asked_nothing() -> None:
+    driver = Driver(LAST_VALUES, ack="outbox")
+    send_own(driver, "t", "t")
+    lose_connection(driver)
+    assert (driver.phase, driver.looked()) == ("probing", [0])
+
+
 def test_silence_has_the_oldest_sent_again_alone_and_a_late_answer_counts() -> None:
     driver = free()
     driver.send(3)

@@ -375,7 +375,10 @@ class Sending:
 
     @property
     def _may_thin(self) -> bool:
-        """Whether the home may keep the last events of each sub-topic alone."""
+        """Whether what is written to may keep the last events of each sub-topic alone. No outbox
+        does."""
+        if self.level == "outbox":
+            return False
         return self.entry is None or self.entry.settings.keep_last is not None
 
     def _look_back(self, now: float, after: float = 0.0, first: int | None = None) -> None:
