@@ -9,10 +9,8 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
-import pytest
-
 from skerry import Client
-from skerry.testing import LocalFabric, LocalSite
+from skerry.testing import LocalSite
 from tests.conftest import beside, until
 
 ROUNDS = 22
@@ -100,27 +98,23 @@ async def _subscribed(client: Client) -> bool:
     return (await client.topic("crash")).subscriptions == SUBSCRIBERS
 
 
-@pytest.mark.parametrize("is_fabric", [False, True])
 async def test_a_last_value_is_not_replaced_by_an_older_one_that_is_sent_again(
-    is_fabric: bool,
+    site: LocalSite, client: Client
 ) -> None:
     """The acknowledgements of some events get lost, and the engine that is started anew remembers
     the ids of what is still there alone."""
-    async with LocalFabric(["hub"]) if is_fabric else LocalSite() as place:
-        site = place["hub"] if isinstance(place, LocalFabric) else place
-        async with site.connect() as client:
-            await client.create_topic("t", keep_last=1)
-            async with client.publisher("t") as publisher:
-                assert await (await publisher.send("first", topic="t/s")) == 1
-                told, publisher._sending.on_answers = publisher._sending.on_answers, ignore  # type: ignore[method-assign]
-                acks = [await publisher.send(f"value-{n}", topic="t/s") for n in range(4)]
-                other = await publisher.send("other", topic="t/r")
-                await until(lambda: is_latest(client, 6))
-                publisher._sending.on_answers = told  # type: ignore[method-assign]
-                site.kill_engine()
-                assert [await ack for ack in [*acks, other]] == [5, 5, 5, 5, 6]
-                assert await (await publisher.send("next", topic="t/r")) == 7
-            assert [event.data async for event in client.read("t")] == [b"value-3", b"next"]
+    await client.create_topic("t", keep_last=1)
+    async with client.publisher("t") as publisher:
+        assert await (await publisher.send("first", topic="t/s")) == 1
+        told, publisher._sending.on_answers = publisher._sending.on_answers, ignore  # type: ignore[method-assign]
+        acks = [await publisher.send(f"value-{n}", topic="t/s") for n in range(4)]
+        other = await publisher.send("other", topic="t/r")
+        await until(lambda: is_latest(client, 6))
+        publisher._sending.on_answers = told  # type: ignore[method-assign]
+        site.kill_engine()
+        assert [await ack for ack in [*acks, other]] == [5, 5, 5, 5, 6]
+        assert await (await publisher.send("next", topic="t/r")) == 7
+    assert [event.data async for event in client.read("t")] == [b"value-3", b"next"]
 
 
 def ignore(answers: dict[int, int], now: float) -> None:

@@ -12,7 +12,7 @@ from skerry.engine import lines
 from skerry.errors import FabricError, OutcomeUnknown, SkerryError, StorageFull
 from skerry.log import sending as rules
 from skerry.log.frames import InFlight
-from skerry.log.sending import Action, Phase, Recall, Retry, Sending, Write
+from skerry.log.sending import Action, LastValues, Phase, Recall, Retry, Sending, Write
 from skerry.model.fabric import TopicEntry
 from skerry.model.topic import Ack, TopicSettings
 
@@ -174,6 +174,10 @@ class Driver:
         self.sending.on_recalled(question, found, self.now)
         self.carry_out()
 
+    def last_values(self, found: dict[str, int]) -> None:
+        self.sending.on_last_values(found, self.now)
+        self.carry_out()
+
 
 def free(topic: TopicEntry | None = None, **settings: Any) -> Driver:
     """A driver whose way is free: its first event was acknowledged, and a replica has it."""
@@ -229,84 +233,81 @@ def test_without_a_fabric_all_go_at_once_and_again_in_order_when_the_connection_
     assert driver.looked() == []
     driver.sending.on_up("elsewhere", driver.now)
     driver.carry_out()
-    assert driver.looked() == []
-    driver.recalled(driver.question(), {})  # it keeps more than last values
+    assert (driver.phase, driver.looked()) == ("recalling", [])
+    assert driver.actions[-1] == LastValues({"t"})
+    driver.last_values({})  # it keeps more than these
     assert driver.looked() == [1, 2, 3]
     driver.send()
     assert driver.looked() == [4]
 
 
-OWN = "0123456789abcdef"
-LAST_VALUES = entry(settings=TopicSettings(ack="home", keep_last=1))
+OWN, OTHER = "0123456789abcdef", "fedcba9876543210"
 
 
-def send_own(driver: Driver, *topics: str) -> None:
-    """Send events of these sub-topics, with ids of the publisher's own."""
-    for topic in topics:
-        number = len(driver.tickets)
-        ticket, frame, now, _ = driver.event(number, f"{OWN}-{number}")
-        if driver.sending.on_send(number, (ticket, frame, now, topic), driver.now):
-            driver.written.append(number)
-        driver.carry_out()
-
-
-def lose_connection(driver: Driver) -> None:
-    driver.looked()
+def lost(*events: tuple[str, str], condition: bytes = b"") -> Driver:
+    """Without a fabric: the connection was lost and is back; events of these sub-topics, with these
+    ids, are in flight, the first of them on a condition."""
+    driver = Driver(alone=True)
+    for number, (topic, identity) in enumerate(events):
+        ticket, frame, now, _ = driver.event(number, identity)
+        if condition and not number:
+            frame = lines.Frame(frame.replace(b"\r\n\r\n", condition + b"\r\n\r\n", 1))
+        driver.sending.on_send(number, (ticket, frame, now, topic), driver.now)
     driver.sending.on_down()
     driver.sending.on_up("here", driver.now)
     driver.carry_out()
+    return driver
 
 
-@pytest.mark.parametrize("topic", [None, LAST_VALUES])
-def test_what_a_later_event_came_for_is_not_sent_again(topic: TopicEntry | None) -> None:
-    """The home's engine was started anew, and knows the ids of what is left alone."""
-    driver = Driver(topic, alone=topic is None)
-    send_own(driver, "t/a", "t/a", "t/b", "t/a", "t/b", "t/a")
-    driver.answer(0)
-    lose_connection(driver)
-    assert (driver.phase, driver.looked()) == ("recalling", [])
-    assert (driver.question().first, driver.question().last) == (2, None)
-    driver.recalled(driver.question(), {f"{OWN}-3": 4})
-    assert [ticket.index for ticket in driver.tickets] == [1, 4, 0, 4, 0, 0]
-    driver.answer(2, first=5)  # in a fabric it goes alone
-    assert driver.looked() == [2, 4, 5]
+def test_what_a_later_event_came_for_is_not_sent_again() -> None:
+    """The engine was started anew, and knows the ids of the last values alone."""
+    topics = ["t/a", "t/b", "t/a", "t/a", "t/b", "t/a"]
+    driver = lost(*((topic, f"{OWN}-{number}") for number, topic in enumerate(topics)))
+    assert driver.actions[-1] == LastValues({"t/a", "t/b"})
+    driver.last_values({f"{OWN}-3": 4, f"{OTHER}-1": 3})
+    assert [ticket.index for ticket in driver.tickets] == [4, 0, 4, 4, 0, 0]
+    assert driver.looked() == [1, 4, 5]
 
 
-@pytest.mark.parametrize("identity", [f"{OWN}-7", "given", f"x{OWN}-1"])
+@pytest.mark.parametrize("identity", ["given", f"{OWN}-7", f"{OTHER}-1", f"x{OWN}-1"])
 def test_an_id_that_its_caller_gave_says_nothing_of_what_was_sent_before(identity: str) -> None:
     """Somebody else may have sent that one."""
-    driver = Driver(LAST_VALUES)
-    send_own(driver, "t")
-    driver.send_as(identity)
-    lose_connection(driver)
-    driver.recalled(driver.question(), {identity: 4})
-    assert [ticket.index for ticket in driver.tickets] == [0, 4]
+    driver = lost(("t", f"{OWN}-0"), ("t", identity))
+    driver.last_values({identity: 4})
+    assert driver.tickets[0].index == 0
+    assert driver.looked()[0] == 0
+
+
+def test_what_was_written_on_a_condition_is_judged_by_the_engine() -> None:
+    ids = [("t", f"{OWN}-0"), ("t", f"{OWN}-1")]
+    driver = lost(*ids, condition=b"\r\nNats-Expected-Last-Subject-Sequence:3")
+    driver.last_values({f"{OWN}-1": 4})
     assert driver.looked() == [0]
 
 
-def test_a_home_of_last_values_is_asked_whenever_what_was_sent_may_be_lost() -> None:
-    for happens in ("silence", "nobody", "connection"):
-        driver = free(LAST_VALUES)
-        send_own(driver, "t", "t")
-        driver.looked()
-        if happens == "silence":
-            driver.passes(0.5)
-        elif happens == "nobody":
-            driver.refuse(1, NOBODY)
-            driver.sending.on_retry(driver.now)
-            driver.carry_out()
-        else:
-            lose_connection(driver)
-        assert (happens, driver.phase, driver.looked()) == (happens, "recalling", [])
-        driver.recalled(driver.question(), {})
-        assert (driver.phase, driver.looked()) == ("probing", [1])
+def test_a_connection_that_is_lost_again_is_asked_anew() -> None:
+    driver = lost(("t", f"{OWN}-0"))
+    driver.sending.on_down()
+    driver.send()
+    driver.sending.on_up("here", driver.now)
+    driver.carry_out()
+    assert [type(action) for action in driver.actions].count(LastValues) == 2
+    driver.last_values({})
+    assert (driver.phase, driver.looked()) == ("free", [0, 1])
+    driver.last_values({f"{OWN}-0": 1})  # it comes late, and says nothing any more
+    assert driver.tickets[0].index == 0
 
 
-def test_an_outbox_is_asked_nothing() -> None:
-    driver = Driver(LAST_VALUES, ack="outbox")
-    send_own(driver, "t", "t")
-    lose_connection(driver)
-    assert (driver.phase, driver.looked()) == ("probing", [0])
+def test_nothing_is_asked_once_nothing_is_in_flight() -> None:
+    driver = lost(("t", f"{OWN}-0"))
+    driver.sending.on_down()
+    driver.passes(40)
+    assert isinstance(driver.tickets[0].error, OutcomeUnknown)
+    driver.sending.on_up("here", driver.now)
+    driver.carry_out()
+    assert driver.phase == "free"
+    driver.send()
+    assert driver.looked() == [1]
 
 
 def test_silence_has_the_oldest_sent_again_alone_and_a_late_answer_counts() -> None:

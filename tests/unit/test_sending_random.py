@@ -295,7 +295,6 @@ class World(RuleBasedStateMachine):
             self._carry_out()
 
     def _found(self, question: Recall) -> dict[str, int] | None:
-        assert question.entry is not None
         home = self.homes.get(question.entry.epoch)
         if home is None or not self.is_up or self.line != "up":
             return None

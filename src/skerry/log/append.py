@@ -27,10 +27,10 @@ from skerry.engine.link import Down
 from skerry.engine.wire import Connection, Listener
 from skerry.errors import AccessDenied, BadSetting, PublishFailed, SkerryError
 from skerry.log.frames import ACK, aimed, check_size, new_id, payload_of
-from skerry.log.recall import PAST, SKEW, first_since, last_stored, stored_ids
+from skerry.log.recall import PAST, SKEW, first_since, last_stored, last_values, stored_ids
 from skerry.log.reports import Reports
 from skerry.log.route import Routes
-from skerry.log.sending import Recall, Retry, Sending, Write
+from skerry.log.sending import LastValues, Recall, Retry, Sending, Write
 from skerry.model.event import check_id, extra_headers
 from skerry.model.fabric import TopicEntry
 from skerry.model.names import check_topic, outbox_subject, source_bytes
@@ -288,6 +288,8 @@ class Publisher(Listener):
                         self._retry = self._loop.call_later(after, self._on_retry)
                     case Recall():
                         self._recalling = self._loop.create_task(self._recall(action))
+                    case LastValues(topics):
+                        self._recalling = self._loop.create_task(self._look_at(topics))
                     case "aim":
                         self._aim()
                     case "reach":
@@ -326,39 +328,29 @@ class Publisher(Listener):
             self._reports.reach(entry, 0.001 if sending.level == "quorum" else 0.05)
 
     async def _recall(self, question: Recall) -> None:
-        last = question.last
+        connection, entry, last = self._connection, question.entry, question.last
         await asyncio.sleep(question.after)
         found = None
         with contextlib.suppress(Down, TimeoutError, SkerryError, LookupError, ValueError):
-            if (place := await self._place(question.entry)) is None:
-                found = {}
-            else:
-                first = question.first
-                if last is None:
-                    last = await last_stored(*place)
-                if question.past or question.recent:
-                    since = await first_since(*place, time() - DUPLICATE_WINDOW - SKEW)
-                    first = max(first, since) if question.recent else first
-                    if question.past:
-                        first = min(first, max(since, last + 1 - PAST))
-                wanted = None if question.past else set(question.wanted)
-                found = await stored_ids(*place, first, last, wanted)
+            place = (connection, entry.home, entry.stream)
+            first = question.first
+            if last is None:
+                last = await last_stored(*place)
+            if question.past:
+                since = await first_since(*place, time() - DUPLICATE_WINDOW - SKEW)
+                first = min(first, max(since, last + 1 - PAST))
+            wanted = None if question.past else set(question.wanted)
+            found = await stored_ids(*place, first, last, wanted)
         self._sending.on_recalled(question, found, self._loop.time())
         self._carry_out()
 
-    async def _place(self, entry: TopicEntry | None) -> tuple[Connection, str | None, str] | None:
-        """Where the home has the topic's log: at which site, in which stream. None: there is no
-        fabric, and it is no log of last values, of which alone one has to know."""
-        connection = self._connection
-        if entry is not None:
-            return connection, entry.home, entry.stream
-        jetstream = JetStream(connection)
-        with contextlib.suppress(AccessDenied):  # by an engine of the user's own
-            for name in await jetstream.stream_names(self._subject):
-                info = await jetstream.stream(name)
-                if info is not None and info["config"].get("max_msgs_per_subject", -1) > 0:
-                    return connection, None, name
-        return None
+    async def _look_at(self, topics: set[str]) -> None:
+        found: dict[str, int] | None = None
+        while found is None:
+            with contextlib.suppress(TimeoutError, SkerryError):
+                found = await last_values(JetStream(self._connection), self._subject, topics)
+        self._sending.on_last_values(found, self._loop.time())
+        self._carry_out()
 
     def _on_retry(self) -> None:
         self._sending.on_retry(self._loop.time())
@@ -430,6 +422,8 @@ class Publisher(Listener):
 
     def on_down(self) -> None:
         """What was sent may be lost."""
+        if self._recalling is not None and self._sending.entry is None:
+            self._recalling.cancel()  # it asks anew when the connection is back
         self._sending.on_down()
 
     def on_route(self, entry: TopicEntry) -> None:

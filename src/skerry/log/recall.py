@@ -10,15 +10,19 @@ the index at which the new home took over.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import sys
 from datetime import UTC, datetime
 
 import msgspec
 
+from skerry.engine.jetstream import JetStream
 from skerry.engine.link import Down
 from skerry.engine.wire import NO_RESPONDERS, Connection
+from skerry.errors import AccessDenied
 from skerry.model.event import ID_HEADER, parse_headers, status_of
+from skerry.model.names import stored_subject
 
 BATCH = 1000
 BYTES = 1 << 20
@@ -26,6 +30,8 @@ BYTES = 1 << 20
 TIME = 5.0
 """Seconds for one batch."""
 
+AT_ONCE = 64
+"""Sub-topics whose last events are asked for at the same time."""
 PAST = 200_000
 """Events, at the most, that a home is asked for at once."""
 SKEW = 30.0
@@ -34,13 +40,13 @@ SKEW = 30.0
 _numbers = itertools.count()
 
 
-async def last_stored(connection: Connection, site: str | None, stream: str) -> int:
-    """The index of the newest event of the log at `site` (None: the connection's own); 0 if it has
-    none. Raises `Down` or `TimeoutError` if it cannot be read now."""
+async def last_stored(connection: Connection, site: str, stream: str) -> int:
+    """The index of the newest event of the log at `site`; 0 if it has none. Raises `Down` or
+    `TimeoutError` if it cannot be read now."""
     return await _index(connection, site, stream, {"last_by_subj": "e.>"}, 0)
 
 
-async def first_since(connection: Connection, site: str | None, stream: str, moment: float) -> int:
+async def first_since(connection: Connection, site: str, stream: str, moment: float) -> int:
     """The index of the first event since `moment`, in seconds since 1970; beyond all if there is
     none. Raises as `last_stored`."""
     since = datetime.fromtimestamp(moment, UTC).isoformat().replace("+00:00", "Z")
@@ -49,17 +55,37 @@ async def first_since(connection: Connection, site: str | None, stream: str, mom
 
 
 async def _index(
-    connection: Connection, site: str | None, stream: str, asked: dict[str, object], none: int
+    connection: Connection, site: str, stream: str, asked: dict[str, object], none: int
 ) -> int:
     body = msgspec.json.encode(asked)
-    reply = await connection.request(_direct_get(site, stream), body, timeout=TIME)
+    reply = await connection.request(f"$JS.{site}.API.DIRECT.GET.{stream}", body, timeout=TIME)
     if reply.status == NO_RESPONDERS:
         raise Down
     return none if reply.status else int(parse_headers(reply.head)["Nats-Sequence"])
 
 
-def _direct_get(site: str | None, stream: str) -> str:
-    return f"$JS.{site}.API.DIRECT.GET.{stream}" if site else f"$JS.API.DIRECT.GET.{stream}"
+async def last_values(jetstream: JetStream, subject: str, topics: set[str]) -> dict[str, int]:
+    """The ids of the last events of sub-topics, with their indexes, in the log that takes `subject`
+    at the connection's own engine; none if that keeps more than the last of each."""
+    found: dict[str, int] = {}
+    wanted = sorted(topics)
+
+    async def look(stream: str, topic: str) -> None:
+        body = msgspec.json.encode({"last_by_subj": stored_subject(topic)})
+        subject = f"{jetstream.prefix}DIRECT.GET.{stream}"
+        reply = await jetstream.ask(subject, body, recovering=False)
+        fields = parse_headers(reply.head)
+        if not reply.status and ID_HEADER in fields:
+            found[fields[ID_HEADER]] = int(fields["Nats-Sequence"])
+
+    with contextlib.suppress(AccessDenied):  # by an engine of the user's own
+        for stream in await jetstream.stream_names(subject):
+            info = await jetstream.stream(stream)
+            if info is not None and info["config"].get("max_msgs_per_subject") == 1:
+                for start in range(0, len(wanted), AT_ONCE):
+                    some = wanted[start : start + AT_ONCE]
+                    await asyncio.gather(*(look(stream, topic) for topic in some))
+    return found
 
 
 async def stored_ids(
@@ -111,7 +137,9 @@ async def _batch(
     try:
         size = min(BATCH, last - first + 1)
         body = msgspec.json.encode({"seq": first, "batch": size, "max_bytes": BYTES})
-        connection.publish(_direct_get(site, stream), body, reply=inbox)
+        prefix = "$JS.API" if site is None else f"$JS.{site}.API"
+        subject = f"{prefix}.DIRECT.GET.{stream}"
+        connection.publish(subject, body, reply=inbox)
         async with asyncio.timeout(TIME):
             if await done:
                 raise Down  # nobody is there yet

@@ -19,11 +19,11 @@ relies on it. So even at level `home` a lost home costs nothing while the publis
 publisher leaves behind is salvaged when the old home is back. What is older than the duplicate
 window is looked for in the log before it is sent, for its former home may have brought it.
 
-Last values. Where a topic keeps the last events of each sub-topic alone, an event goes when later
-ones have come, and its id with the engine's next start. Sent again, it would take the place of
-those that came for it. So whenever what was sent may be lost, the publisher looks before it sends
-anything again. What it sent before an event of the same sub-topic that is there, has been stored;
-its caller is told the index of the event that came for it.
+Last values. Where a topic keeps the last event of each sub-topic alone, an event goes when a later
+one has come, and its id with the engine's next start. Sent again, it would take the place of that
+later one. So where there is no fabric the publisher looks, when the connection is back, before it
+sends anything again. What it sent before an event of the same sub-topic that is there, counts as
+stored, for that came for it: its caller is told that one's index.
 
 A forgetful home. Whoever gives an event its id may have sent it before, by another publisher. A
 home that took over just after its engine was started does not know ids from before. So the first
@@ -53,8 +53,8 @@ And the way to the home is in one of six phases:
 
 From any but nowhere: on_gone ▶ nowhere; on_down ▶ away, but recalling goes on; on_route ▶ recalling
 if the home may have forgotten what it has, else probing. Where there is no fabric the engine at the
-other end of the connection is the home, and the way is free as soon as there is one. Whenever what
-was sent may be lost, and the home keeps last values, it is recalling before it is probing, or free.
+other end of the connection is the home, and the way is free as soon as there is one, or, after a
+loss with events in flight, as soon as it has been asked: on_up ▶ recalling, on_recalled ▶ free.
 
 Whoever drives it tells what happened, then carries out `actions` in order, and settles the tickets
 in `told` and `failed`. Each ticket is in one of them once.
@@ -95,6 +95,8 @@ two trips then."""
 RETRY_FIRST = 0.002
 RETRY_MOST = 0.1
 """Seconds before the oldest event is tried again when nobody took it."""
+CONDITION = b"\r\nNats-Expected-"
+"""How a header of an event begins that is stored on a condition."""
 TRIPS = 64
 """Answers of which it is remembered how long they took, until somebody asks: to events that were
 sent while none was in flight, so that none waited behind another."""
@@ -108,11 +110,17 @@ class Write(NamedTuple):
     events: list[InFlight]
 
 
-class Recall(NamedTuple):
-    """Look which events a home has, and tell with `on_recalled`: none, if there is no fabric and
-    the topic does not keep last values."""
+class LastValues(NamedTuple):
+    """Look which ids the last events of these sub-topics have, if the log keeps no others, and tell
+    with `on_last_values`."""
 
-    entry: TopicEntry | None
+    topics: set[str]
+
+
+class Recall(NamedTuple):
+    """Look which events a home has, and tell with `on_recalled`."""
+
+    entry: TopicEntry
     first: int
     last: int | None
     """The indexes to look at; None: up to the newest."""
@@ -123,8 +131,6 @@ class Recall(NamedTuple):
     """Seconds to wait before that."""
     past: bool = False
     """Whether to tell of all that it has from as long ago as ids are remembered."""
-    recent: bool = False
-    """Whether all of these were sent since then."""
 
 
 class Retry(NamedTuple):
@@ -133,7 +139,7 @@ class Retry(NamedTuple):
     after: float
 
 
-Action = Write | Recall | Retry | Literal["aim", "reach", "look", "end"]
+Action = Write | Recall | LastValues | Retry | Literal["aim", "reach", "look", "end"]
 """Aim: write to today's home from now on, and ignore answers to what was written before. Reach: ask
 for links to home and replicas, and replicas for reports. Look: call `on_look` soon. End: nothing is
 left to do, for good."""
@@ -182,8 +188,6 @@ class Sending:
         """The highest index in the topic's history of what was acknowledged to this publisher."""
         self._held = 0
         """The last index that enough replicas hold."""
-        self._doubts = False
-        """Whether what was sent may be lost, or not, since somebody looked."""
         self._question: Recall | None = None
         self._gives_ids = False
         """Whether the caller gives ids of its own."""
@@ -281,13 +285,17 @@ class Sending:
     def on_up(self, site: str, now: float) -> None:
         """The connection is back, perhaps at another site."""
         self._is_up, self._site = True, site
-        if self.phase != "nowhere":
-            self._restart(now)
+        if self.phase == "nowhere":
+            return
+        if self.entry is None:
+            self.phase = "recalling" if self.in_flight else "away"
+        self._restart(now)
+        if self.entry is None and self.in_flight:
+            self.actions.append(LastValues({event[3] for event in self.in_flight.values()}))
 
     def on_down(self) -> None:
         """The connection is lost."""
         self._is_up = False
-        self._doubts = True
         if self.phase not in ("nowhere", "recalling"):
             self.phase = "away"
 
@@ -307,8 +315,6 @@ class Sending:
         """Send the oldest alone; if there is none, the next one sent is the probe."""
         if not self._is_up or (self.level == "outbox" and self.outbox != self._site):
             self.phase = "away"  # until the client is back at its own site
-        elif self._doubts and self._may_thin and (self.in_flight or self.kept.lost):
-            self._look_back(now)
         elif self.entry is None:
             self._go_on()
         else:
@@ -330,7 +336,6 @@ class Sending:
 
     def _stumble(self) -> None:
         """Nobody took an event: the home is shut, moving or lost. Try the oldest again soon."""
-        self._doubts = True
         if self.phase in ("probing", "free"):
             self.phase = "pausing"
             self.actions.append(Retry(self._wait))
@@ -357,7 +362,7 @@ class Sending:
             # was sent before be acknowledged after all, it counts.
             if self.phase == "probing":
                 self._suspect = min(self._suspect * 2, 5.0)
-            self._timed, self._doubts = False, True
+            self._timed = False
             self._progressed = now
             self._probe(now)
 
@@ -373,31 +378,22 @@ class Sending:
         oldest = next(iter(self.kept.lost.values()), None)
         return oldest is not None and now - oldest[2] > REMEMBERED
 
-    @property
-    def _may_thin(self) -> bool:
-        """Whether what is written to may keep the last events of each sub-topic alone. No outbox
-        does."""
-        if self.level == "outbox":
-            return False
-        return self.entry is None or self.entry.settings.keep_last is not None
-
     def _look_back(self, now: float, after: float = 0.0, first: int | None = None) -> None:
         """Send nothing again before it is known which of it the home has, from index `first` on. It
         knows the ids of what it took itself, unless that was long ago."""
         entry = self.entry
-        if self.level == "outbox" or not (self.in_flight or self.kept.lost):
+        if entry is None or self.level == "outbox" or not (self.in_flight or self.kept.lost):
             return
         self.phase = "recalling"
         places = self.kept.lost | self.in_flight
         wanted = {id_of(event[1]): number for number, event in places.items()}
-        last = entry.base if entry is not None else None
-        if self._may_thin or self._is_old(now):
-            last = None
-        past = entry is not None and self._gives_ids and entry.forgetful and self._past is None
+        # A home of last values may lead with more than what it was chosen for (`promotion.elect`).
+        is_open = self._is_old(now) or entry.settings.keep_last is not None
+        last = None if is_open else entry.base
+        past = self._gives_ids and entry.forgetful and self._past is None
         if first is None or last is None:
             first = self._acked_last + 1
-        recent = self._may_thin and not self._is_old(now)
-        self._question = Recall(entry, first, last, wanted, now, after, past, recent)
+        self._question = Recall(entry, first, last, wanted, now, after, past)
         self.actions.append(self._question)
 
     def on_recalled(self, question: Recall, found: dict[str, int] | None, now: float) -> None:
@@ -408,11 +404,12 @@ class Sending:
             self.actions.append("reach")
             self._look_back(now, RETRY_MOST, question.first)
             return
-        self._doubts = False
-        for number, index, event in self._stored_of(found or {}):
-            if self.kept.lost.pop(number, None) is None:
-                self._take(number)
-            self._acknowledged(number, index, event)
+        known = found or {}
+        for number, event in (self.kept.lost | self.in_flight).items():
+            if (index := known.get(id_of(event[1]))) is not None:
+                if self.kept.lost.pop(number, None) is None:
+                    self._take(number)
+                self._acknowledged(number, index, event)
         if question.past and found is not None:
             self._past, self._past_until = found, now + DUPLICATE_WINDOW
         if found is not None and question.last is None:
@@ -422,22 +419,24 @@ class Sending:
         self._probe(now)
         self._make_room()
 
-    def _stored_of(self, found: dict[str, int]) -> list[tuple[int, int, InFlight]]:
-        """What the home has stored of what is to be sent, with the indexes: what it has, and what
-        came before an event of the same sub-topic that it has, and went for it. (Not if its caller
-        gave that one its id: somebody else may have sent it.)"""
-        stored, later = [], dict[str, int]()
-        for number, event in reversed((self.kept.lost | self.in_flight).items()):
+    def on_last_values(self, found: dict[str, int], now: float) -> None:
+        """The log, which keeps the last event of each sub-topic alone, has these ids, with their
+        indexes. What was written on a condition is sent all the same: the engine judges that."""
+        if self.phase != "recalling" or self.entry is not None:
+            return
+        later: dict[tuple[str, str], int] = {}
+        stored: dict[int, int] = {}
+        for number, event in reversed(self.in_flight.items()):
             identity, topic = id_of(event[1]), event[3]
-            if (index := found.get(identity)) is not None:
-                own = number_of(identity)
-                if own is not None and own[1] == number and self._may_thin:
-                    later[topic] = index
-            else:
-                index = later.get(topic)
+            own = number_of(identity)
+            if own is None or own[1] != number or event[1].find(CONDITION) > 0:
+                continue
+            index = found.get(identity) or later.get((own[0], topic))
             if index is not None:
-                stored.append((number, index, event))
-        return stored[::-1]
+                stored[number] = later[own[0], topic] = index
+        self.phase = "free"
+        self.on_answers(dict(reversed(stored.items())), now)
+        self._restart(now)
 
     # Sending, and answers
 
@@ -504,8 +503,6 @@ class Sending:
             elif (event := self.kept.lost.pop(number, None)) is not None:
                 again = True
                 self._acknowledged(number, index, event)
-        if alone and taken and index > self._acked_last:
-            self._acked_last = index
         self._bytes -= size
         self._stored += taken
         self._stored_bytes += size

@@ -12,8 +12,8 @@ reader      a live reader misses an index, gets the very same event again, or ge
             it has acknowledged, within one subscription
 progress    nothing is acknowledged for long, though all that it takes is up and connected
 end         when all is healed: a copy differs or is not settled, an acknowledged event is not
-            there once, a publisher's events are out of order, a last value is not the last, a
-            reader has not what the log has, a durable one was never given some of it
+            there once, a publisher's events are out of order, a reader has not what the log has, a
+            durable one was never given some of it
 """
 
 from __future__ import annotations
@@ -335,15 +335,6 @@ class Verdict:
                     and data.startswith(publisher.name.encode() + b":")]  # fmt: skip
             if mine != sorted(mine, key=_number):
                 self.fail(f"{publisher.name} out of order: {mine}")
-        if self.thins:
-            self._judge_last_values({self._subjects[data]: data for data in log}, judged)
-
-    def _judge_last_values(self, lasts: dict[str, bytes], judged: set[bytes]) -> None:
-        """Each publisher has sub-topics of its own: what they have last is what it sent last."""
-        for data in judged:
-            last = lasts.get(self._subjects[data])
-            if last is None or _number(last) < _number(data):
-                self.fail(f"{last!r} is the last value, and {data!r} was acknowledged")
 
 
 def _number(data: bytes) -> int:
