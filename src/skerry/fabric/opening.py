@@ -101,7 +101,11 @@ class Openings:
         deadline = loop.time() + self._patience
         answers: dict[str, State] = {}
         told = is_behind = False
+        epoch = 0
         while (entry := self._waits(local)) is not None:
+            if entry.epoch != epoch:  # of this one nobody was asked
+                epoch, answers, told, is_behind = entry.epoch, {}, False, False
+                deadline = loop.time() + self._patience
             if self._links.is_locked:  # nobody can be linked yet
                 deadline = loop.time() + self._patience + REDIAL
             others = set(entry.members) - {self._logs.site}

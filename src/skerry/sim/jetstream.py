@@ -33,7 +33,7 @@ BACKOFF = 10.0
 BACKOFF_MOST = 120.0
 """Seconds: between a mirror's questions at the least; before its first, once or twice as long; that
 it waits for an answer; that it is deaf after each error in a row, and at the most."""
-ON_DISK = ("config", "created", "messages", "first", "last", "subjects", "places", "durables")
+ON_DISK = ("config", "created", "messages", "first", "last", "subjects", "durables")
 SOURCE = "Nats-Stream-Source"
 
 NOT_FOUND = {"code": 404, "err_code": 10059, "description": "stream not found"}
@@ -103,6 +103,7 @@ class Stream:
         self._listens = []
         self.mirror = None
         self.sources = {}
+        self.places.clear()  # the messages tell
         self.ids.clear()
         if "mirror" not in self.config:  # the engine does not read ids back for a mirror
             oldest = self._now() - self._window

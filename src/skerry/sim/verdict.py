@@ -206,8 +206,22 @@ class Verdict:
 
     def _is_held(self, entry: TopicEntry, index: int, data: bytes) -> bool:
         """Whether a majority has an event. Members may have gone since it was told of."""
-        holding = sum(self.has(site, index, data) for site in entry.members)
+        holding = sum(
+            self.has(site, index, data) or self._has_later(site, index, data)
+            for site in entry.members
+        )
         return holding > len(entry.members) // 2
+
+    def _has_later(self, site: str, index: int, data: bytes) -> bool:
+        """Whether a disk has an event that came for another: a home that was replaced, and does not
+        know it, may have taken that alone."""
+        subject = self._subjects.get(data)
+        return self.thins and any(
+            one.subject == subject and one.index > index
+            for name, stream in self._trial.net.engines[site].streams.items()
+            if name == STREAM or name.startswith(f"{STREAM}~~")
+            for one in stream.messages.values()
+        )
 
     def forgive(self) -> None:
         """A disk has lost what it had. What too few members have now is promised to nobody: it is
