@@ -232,6 +232,9 @@ async def test_a_site_that_was_let_in_and_did_not_hear_of_it_joins_with_the_same
     with refused(errors.JoinRefused, "used by site lab"):  # another folder has another key
         async with joining(token, data=tmp_path / "thief"):
             pass
+    with refused(errors.SiteTaken, "lab"):
+        async with joining(await token_of(fabric), data=folder):
+            pass
     async with joining(token, data=folder):
         await until(lambda: linked(fabric, "hub", "lab"))
     async with joining(await token_of(fabric), "barn", data=tmp_path / "barn"):

@@ -278,6 +278,21 @@ def test_an_id_that_its_caller_gave_says_nothing_of_what_was_sent_before(identit
     assert driver.looked()[0] == 0
 
 
+def test_a_home_of_last_values_that_is_asked_has_what_went_for_a_later_event() -> None:
+    """It is asked up to the newest: it may lead with more than what it was chosen for."""
+    settings = TopicSettings(ack="home", keep_last=1)
+    driver = free(entry(settings=settings))
+    for number in (1, 2, 3):
+        ticket, frame, now, _ = driver.event(number, f"{OWN}-{number}")
+        driver.sending.on_send(number, (ticket, frame, now, "t/b" if number == 2 else "t/a"), now)
+    driver.route(entry(2, 1, settings=settings, forgetful=True))
+    assert (driver.question().first, driver.question().last) == (2, None)
+    driver.looked()
+    driver.recalled(driver.question(), {f"{OWN}-3": 9})
+    assert [ticket.index for ticket in driver.tickets] == [1, 9, 0, 9]
+    assert driver.looked() == [2]
+
+
 def test_what_was_written_on_a_condition_is_judged_by_the_engine() -> None:
     ids = [("t", f"{OWN}-0"), ("t", f"{OWN}-1")]
     driver = lost(*ids, condition=b"\r\nNats-Expected-Last-Subject-Sequence:3")

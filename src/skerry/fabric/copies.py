@@ -647,7 +647,8 @@ class Copies:
     async def _take_back(self, local: Local, entry: TopicEntry) -> None:
         """This site was chosen for what its log was, before it began to copy that anew."""
         beside = local.stream
-        if not await self.logs.take_back(local, partial(self.durables.roll, local.name)):
+        move = partial(self.durables.roll, local.name)
+        if not await self.logs.take_back(local, entry.base, move):
             self._give_away(entry, "has lost what it was chosen for")
         self.following.relay.forget(beside)
 

@@ -117,16 +117,6 @@ class Welcome(msgspec.Struct, kw_only=True):
     coordinator: SiteRecord
 
 
-class Attempt(msgspec.Struct):
-    """What a site joins with, in `joining.json` of its data folder, 0600, written before it asks:
-    it may have been let in, and not have heard of that."""
-
-    token: str
-    """The token's id."""
-    seed: str
-    """Of the key that it shows."""
-
-
 class Used(msgspec.Struct):
     """A token that was used, and by whom."""
 
@@ -245,15 +235,16 @@ async def join(folder: Folder, record: SiteRecord, token: str) -> Membership:
 
 
 def _seed(file: Path, token: str) -> str:
-    """The seed to join with: for the same token the same, whoever else shows that is refused."""
+    """The seed of the key to join with: for the same token the same, whoever else shows that is
+    refused. It is kept in `joining.json` of the data folder, by the token's id, and written before
+    anybody is asked: this site may have been let in, and not have heard of that."""
+    seeds: dict[str, str] = {}
     with contextlib.suppress(ValueError):
-        attempt = msgspec.json.decode(read_secret(file) or b"", type=Attempt)
-        if attempt.token == token:
-            public_key(attempt.seed)
-            return attempt.seed
-    seed, _ = new_pair()
-    write_secret(file, msgspec.json.encode(Attempt(token, seed)))
-    return seed
+        seeds = msgspec.json.decode(read_secret(file) or b"", type=dict[str, str])
+    if token not in seeds:
+        seeds[token], _ = new_pair()
+        write_secret(file, msgspec.json.encode(seeds))
+    return seeds[token]
 
 
 def check_joiner(request: JoinRequest, known: SiteRecord | None) -> None:

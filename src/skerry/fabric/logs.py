@@ -12,7 +12,8 @@ from typing import Any
 
 from skerry.directory.store import Store
 from skerry.engine.jetstream import STREAM_NOT_FOUND, ApiError, JetStream
-from skerry.errors import FabricError
+from skerry.engine.link import Down
+from skerry.errors import FabricError, SkerryError
 from skerry.fabric.streams import (
     MARKS,
     OPENING,
@@ -286,12 +287,12 @@ class Logs:
         await self._list(local)
 
     async def take_back(
-        self, local: Local, move: Callable[[Chain, Chain], Awaitable[None]]
+        self, local: Local, base: int, move: Callable[[Chain, Chain], Awaitable[None]]
     ) -> bool:
         """Give up the copy that was begun beside what the log was: that is the log again, with all
-        that it has, and promises what the copy did. `move` has those who read the one read the
-        other. What is left to be done is kept in `local.given_up`. False: what the log was is not
-        there any more, and nothing was changed."""
+        that it has, and promises what the copy did. `move` has those who read the one, up to the
+        index `base`, read the other. What is left to be done is kept in `local.given_up`. False:
+        what the log was is not there any more, up to that index, and nothing was changed."""
         aside, log = local.copy.aside, Local(local.name, self.site)
         assert aside is not None
         last = aside.segment - aside.split
@@ -305,15 +306,20 @@ class Logs:
             log.places, log.ends = what.places, what.ends
             learn(log, was[log.places[-1][0]], self._fabric)
         found = log.copy.state()
-        is_same = (found.label, found.last, found.root) == (aside.label, aside.last, aside.root)
+        is_same = (found.label, found.root) == (aside.label, aside.root) and found.last >= base
         given_up = [number for number in numbers if number > last]
         if not is_same or len(was) + len(given_up) < len(numbers):
             return False
         log.copy.seal(local.copy.sealed)
         await self.write_marks(log)
         await self._list(log)
-        beside = (Segment(stream_of(local.name, number), 1) for number in given_up)
-        await move(tuple(beside), log.chain)
+        try:
+            beside = (Segment(stream_of(local.name, number), 1, base) for number in given_up)
+            await move(tuple(beside), log.chain)
+        except BaseException:
+            with contextlib.suppress(SkerryError, Down):
+                await self._list(local)
+            raise
         local.places, local.ends, local.copy = log.places, log.ends, log.copy
         local.kind, local.epoch, local.is_welded = log.kind, log.epoch, log.is_welded
         local.given_up, local.delivers = given_up, True

@@ -111,6 +111,8 @@ class Openings:
             others = set(entry.members) - {self._logs.site}
             doubt = self._doubt(local.name)
             answers |= await self._ask(entry, others - answers.keys())
+            if (now := self._waits(local)) is None or now.epoch != epoch:
+                continue  # that is about another epoch
             is_over = loop.time() > deadline
             if self._doubt(local.name) != doubt:
                 continue  # it is older than we thought

@@ -17,8 +17,9 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import aclosing
+from typing import NamedTuple
 
 from skerry.engine.jetstream import ApiError, JetStream
 from skerry.engine.link import Down
@@ -104,8 +105,9 @@ class There:
         self._settings = settings
         self._has_let_go = has_let_go
         self._now = now
-        self._stored: defaultdict[bytes, list[Stored]] = defaultdict(list)
-        """What it has of each sub-topic."""
+        self._stored: defaultdict[bytes, list[tuple[int, str | None]]] = defaultdict(list)
+        """Of each sub-topic, when its events were stored, and their ids."""
+        self._aged: dict[bytes, list[Aged]] = {}
         self._first: int | None = None
 
     def add(self, event: Event) -> None:
@@ -115,15 +117,13 @@ class There:
             self._first = stored_at(event)
         if self._settings.keep_last:
             self._stored[event._subject].append((stored_at(event), event.id))
+            self._aged.pop(event._subject, None)
 
     def is_past(self, event: Event) -> bool:
         """Whether the home would have let go of an event by now, had it been given it in time."""
         settings, stored = self._settings, stored_at(event)
-        if settings.keep_last:
-            mine, *others = _ages([(stored, event.id), *self._stored[event._subject]])
-            newer = sum(other > mine for other in others)
-            if newer >= settings.keep_last:
-                return True
+        if settings.keep_last and self._count_newer(event, stored) >= settings.keep_last:
+            return True
         if settings.max_age and stored < self._now - settings.max_age * 1e9:
             return True
         # Else the first that it has is only the first that it was given.
@@ -132,28 +132,46 @@ class There:
             return stored < self._first
         return False
 
+    def _count_newer(self, event: Event, stored: int) -> int:
+        """How many of the home's events of the same sub-topic came later than this one."""
+        subject = event._subject
+        if subject not in self._aged:
+            self._aged[subject] = _aged(self._stored[subject])
+        publisher, number = number_of(event.id) or ("", 0)
+        others, since = self._aged[subject], stored
+        if publisher:
+            mine = [one for one in others if one.publisher == publisher]
+            since = min([stored, *(one.since for one in mine if one.number > number)])
+            others = [one for one in others if one.publisher != publisher or one.number > number]
+        return sum((one.since, one.number) > (since, number) for one in others)
 
-Stored = tuple[int, str | None]
-"""When an event was stored, in nanoseconds since 1970, and its id."""
+
+class Aged(NamedTuple):
+    """What tells which of some events of a sub-topic came later: when the first of a publisher's
+    events from this one on was stored, in nanoseconds since 1970, and the event's number there.
+    (What waits on a link that is cut is stored when that is mended; its publisher may have sent it
+    elsewhere meanwhile, and more behind it.)"""
+
+    since: int
+    number: int = 0
+    publisher: str = ""
+    """Empty: somebody who does not number events."""
 
 
-def _ages(events: Sequence[Stored]) -> list[tuple[int, int]]:
-    """What tells which of some events of a sub-topic came later. Those of one publisher are
-    numbered: none came later than one with a higher number. (What waits on a link that is cut is
-    stored when that is mended; its publisher may have sent it elsewhere, and more behind it.)"""
-    known = [number_of(id) for _, id in events]
-    ages = []
-    for (when, _), mine in zip(events, known, strict=True):
-        if mine is None:
-            ages.append((when, 0))
-            continue
-        after = [
-            at
-            for (at, _), other in zip(events, known, strict=True)
-            if other is not None and other[0] == mine[0] and other[1] >= mine[1]
-        ]
-        ages.append((min(after), mine[1]))
-    return ages
+def _aged(events: Iterable[tuple[int, str | None]]) -> list[Aged]:
+    """The same of several, of which it is known when each was stored, and its id."""
+    aged = []
+    numbered = []
+    for when, id in events:
+        if (own := number_of(id)) is None:
+            aged.append(Aged(when))
+        else:
+            numbered.append(Aged(when, own[1], own[0]))
+    firsts: dict[str, int] = {}
+    for one in sorted(numbered, key=lambda one: one.number, reverse=True):
+        first = firsts[one.publisher] = min(one.since, firsts.get(one.publisher, one.since))
+        aged.append(one._replace(since=first))
+    return aged
 
 
 def stored_at(event: Event) -> int:

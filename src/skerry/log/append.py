@@ -30,7 +30,7 @@ from skerry.log.frames import ACK, aimed, check_size, new_id, payload_of
 from skerry.log.recall import PAST, SKEW, first_since, last_stored, last_values, stored_ids
 from skerry.log.reports import Reports
 from skerry.log.route import Routes
-from skerry.log.sending import LastValues, Recall, Retry, Sending, Write
+from skerry.log.sending import RETRY_MOST, LastValues, Recall, Retry, Sending, Write
 from skerry.model.event import check_id, extra_headers
 from skerry.model.fabric import TopicEntry
 from skerry.model.names import check_topic, outbox_subject, source_bytes
@@ -347,8 +347,10 @@ class Publisher(Listener):
     async def _look_at(self, topics: set[str]) -> None:
         found: dict[str, int] | None = None
         while found is None:
-            with contextlib.suppress(TimeoutError, SkerryError):
+            with contextlib.suppress(TimeoutError, SkerryError, LookupError, ValueError):
                 found = await last_values(JetStream(self._connection), self._subject, topics)
+                break
+            await asyncio.sleep(RETRY_MOST)
         self._sending.on_last_values(found, self._loop.time())
         self._carry_out()
 

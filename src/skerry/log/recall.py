@@ -73,7 +73,7 @@ async def last_values(jetstream: JetStream, subject: str, topics: set[str]) -> d
     async def look(stream: str, topic: str) -> None:
         body = msgspec.json.encode({"last_by_subj": stored_subject(topic)})
         subject = f"{jetstream.prefix}DIRECT.GET.{stream}"
-        reply = await jetstream.ask(subject, body, recovering=False)
+        reply = await jetstream.ask(subject, body)
         fields = parse_headers(reply.head)
         if not reply.status and ID_HEADER in fields:
             found[fields[ID_HEADER]] = int(fields["Nats-Sequence"])

@@ -54,7 +54,7 @@ And the way to the home is in one of six phases:
 From any but nowhere: on_gone ▶ nowhere; on_down ▶ away, but recalling goes on; on_route ▶ recalling
 if the home may have forgotten what it has, else probing. Where there is no fabric the engine at the
 other end of the connection is the home, and the way is free as soon as there is one, or, after a
-loss with events in flight, as soon as it has been asked: on_up ▶ recalling, on_recalled ▶ free.
+loss with events in flight, as soon as it has been asked: on_up ▶ recalling, on_last_values ▶ free.
 
 Whoever drives it tells what happened, then carries out `actions` in order, and settles the tickets
 in `told` and `failed`. Each ticket is in one of them once.
@@ -131,6 +131,8 @@ class Recall(NamedTuple):
     """Seconds to wait before that."""
     past: bool = False
     """Whether to tell of all that it has from as long ago as ids are remembered."""
+    old: bool = False
+    """Whether what is lost was sent so long ago that ids may be forgotten."""
 
 
 class Retry(NamedTuple):
@@ -387,13 +389,13 @@ class Sending:
         self.phase = "recalling"
         places = self.kept.lost | self.in_flight
         wanted = {id_of(event[1]): number for number, event in places.items()}
+        old = self._is_old(now)
         # A home of last values may lead with more than what it was chosen for (`promotion.elect`).
-        is_open = self._is_old(now) or entry.settings.keep_last is not None
-        last = None if is_open else entry.base
+        last = None if old or entry.settings.keep_last is not None else entry.base
         past = self._gives_ids and entry.forgetful and self._past is None
         if first is None or last is None:
             first = self._acked_last + 1
-        self._question = Recall(entry, first, last, wanted, now, after, past)
+        self._question = Recall(entry, first, last, wanted, now, after, past, old)
         self.actions.append(self._question)
 
     def on_recalled(self, question: Recall, found: dict[str, int] | None, now: float) -> None:
@@ -404,15 +406,21 @@ class Sending:
             self.actions.append("reach")
             self._look_back(now, RETRY_MOST, question.first)
             return
-        known = found or {}
-        for number, event in (self.kept.lost | self.in_flight).items():
-            if (index := known.get(id_of(event[1]))) is not None:
-                if self.kept.lost.pop(number, None) is None:
-                    self._take(number)
-                self._acknowledged(number, index, event)
+        known, places = found or {}, self.kept.lost | self.in_flight
+        stored = {
+            number: index
+            for number, event in places.items()
+            if (index := known.get(id_of(event[1]))) is not None
+        }
+        if question.entry.settings.keep_last == 1:
+            stored |= _replaced(places, known)
+        for number, index in sorted(stored.items()):
+            if self.kept.lost.pop(number, None) is None:
+                self._take(number)
+            self._acknowledged(number, index, places[number])
         if question.past and found is not None:
             self._past, self._past_until = found, now + DUPLICATE_WINDOW
-        if found is not None and question.last is None:
+        if found is not None and question.old:
             self.kept.stamp(question.began)
         self._progressed = self._first_sent = now
         self._confirm()
@@ -424,18 +432,9 @@ class Sending:
         indexes. What was written on a condition is sent all the same: the engine judges that."""
         if self.phase != "recalling" or self.entry is not None:
             return
-        later: dict[tuple[str, str], int] = {}
-        stored: dict[int, int] = {}
-        for number, event in reversed(self.in_flight.items()):
-            identity, topic = id_of(event[1]), event[3]
-            own = number_of(identity)
-            if own is None or own[1] != number or event[1].find(CONDITION) > 0:
-                continue
-            index = found.get(identity) or later.get((own[0], topic))
-            if index is not None:
-                stored[number] = later[own[0], topic] = index
+        stored = _replaced(self.in_flight, found)
         self.phase = "free"
-        self.on_answers(dict(reversed(stored.items())), now)
+        self.on_answers(stored, now)
         self._restart(now)
 
     # Sending, and answers
@@ -701,3 +700,20 @@ class Sending:
         # The own site's outbox says nothing of the way to the home.
         trip = trips[len(trips) // 2] if trips and self.level != "outbox" else 0.0
         return TopicUse(self.entry.name, stored > 0, 0, stored, size, publish_s=trip)
+
+
+def _replaced(events: dict[int, InFlight], found: dict[str, int]) -> dict[int, int]:
+    """Which of the publisher's own events a log has stored that keeps the last of each sub-topic
+    alone, and has these ids: those that are there, and those that went for one of these, with the
+    index of that."""
+    later: dict[tuple[str, str], int] = {}
+    stored: dict[int, int] = {}
+    for number, event in sorted(events.items(), reverse=True):
+        identity, topic = id_of(event[1]), event[3]
+        own = number_of(identity)
+        if own is None or own[1] != number or event[1].find(CONDITION) > 0:
+            continue
+        index = found.get(identity) or later.get((own[0], topic))
+        if index is not None:
+            stored[number] = later[own[0], topic] = index
+    return dict(sorted(stored.items()))
