@@ -65,6 +65,18 @@ def test_of_one_publisher_s_events_the_one_with_the_higher_number_is_newer() -> 
         assert there.is_past(event(-20, f"Nats-Msg-Id:{identity}"))
 
 
+@pytest.mark.parametrize("has_let_go", [False, True])
+def test_a_home_that_has_a_later_event_was_given_the_earlier_ones(has_let_go: bool) -> None:
+    """It has let go of them meanwhile. They look newer than all that it has, for they came here
+    over a link that was cut."""
+    mine, other = "0123456789abcdef", "fedcba9876543210"
+    there = There(TopicSettings(max_events=10), has_let_go, now=NOW)
+    there.add(event(-10, f"Nats-Msg-Id:{mine}-12"))
+    assert there.is_past(event(0, f"Nats-Msg-Id:{mine}-9")) == has_let_go
+    for identity in (f"{mine}-13", f"{other}-9", f"{mine}-9x"):
+        assert not there.is_past(event(0, f"Nats-Msg-Id:{identity}"))
+
+
 def test_the_events_of_two_publishers_are_in_one_order() -> None:
     """Of these the first is the oldest, whenever it was stored, for the second came after it."""
     mine, other = "0123456789abcdef", "fedcba9876543210"

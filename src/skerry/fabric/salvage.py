@@ -108,6 +108,8 @@ class There:
         self._stored: defaultdict[bytes, list[tuple[int, str | None]]] = defaultdict(list)
         """Of each sub-topic, when its events were stored, and their ids."""
         self._aged: dict[bytes, list[Aged]] = {}
+        self._numbers: dict[str, int] = {}
+        """By publisher, the highest number that it has."""
         self._first: int | None = None
 
     def add(self, event: Event) -> None:
@@ -115,6 +117,8 @@ class There:
         self.ids.add(event.id)
         if self._first is None:
             self._first = stored_at(event)
+        if (own := number_of(event.id)) is not None:
+            self._numbers[own[0]] = max(own[1], self._numbers.get(own[0], 0))
         if self._settings.keep_last:
             self._stored[event._subject].append((stored_at(event), event.id))
             self._aged.pop(event._subject, None)
@@ -129,7 +133,9 @@ class There:
         # Else the first that it has is only the first that it was given.
         is_limited = settings.max_events or settings.max_bytes or settings.max_age
         if is_limited and self._has_let_go and self._first is not None:
-            return stored < self._first
+            # It was given what a publisher sent before, whenever that came here.
+            publisher, number = number_of(event.id) or ("", 0)
+            return stored < self._first or number < self._numbers.get(publisher, 0)
         return False
 
     def _count_newer(self, event: Event, stored: int) -> int:
