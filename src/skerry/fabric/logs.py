@@ -298,8 +298,9 @@ class Logs:
         last = aside.segment - aside.split
         numbers = sorted({number for number, _ in local.places} | local.ends.keys())
         was = {}
-        for number in numbers:
-            if number <= last and (info := await self._stream(local, number)) is not None:
+        for number in (number for number in numbers if number <= last):
+            info = await self._jetstream.stream(stream_of(local.name, number))
+            if info is not None:
                 was[number] = info
         what = sort_out(was)
         if what.places:
@@ -325,9 +326,6 @@ class Logs:
         local.given_up, local.delivers = given_up, True
         await self.give_up(local)
         return True
-
-    async def _stream(self, local: Local, number: int) -> Info | None:
-        return await self._jetstream.stream(stream_of(local.name, number))
 
     async def give_up(self, local: Local) -> None:
         """Remove the streams that were given up. The newest last: should the site die meanwhile, it

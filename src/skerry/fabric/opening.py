@@ -98,14 +98,12 @@ class Openings:
 
     async def _run(self, local: Local) -> None:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._patience
-        answers: dict[str, State] = {}
-        told = is_behind = False
         epoch = 0
         while (entry := self._waits(local)) is not None:
             if entry.epoch != epoch:  # of this one nobody was asked
-                epoch, answers, told, is_behind = entry.epoch, {}, False, False
-                deadline = loop.time() + self._patience
+                epoch, deadline = entry.epoch, loop.time() + self._patience
+                answers: dict[str, State] = {}
+                told = is_behind = False
             if self._links.is_locked:  # nobody can be linked yet
                 deadline = loop.time() + self._patience + REDIAL
             others = set(entry.members) - {self._logs.site}

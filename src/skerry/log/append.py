@@ -345,8 +345,7 @@ class Publisher(Listener):
         self._carry_out()
 
     async def _look_at(self, topics: set[str]) -> None:
-        found: dict[str, int] | None = None
-        while found is None:
+        while True:
             with contextlib.suppress(TimeoutError, SkerryError, LookupError, ValueError):
                 found = await last_values(JetStream(self._connection), self._subject, topics)
                 break
