@@ -689,35 +689,6 @@ async def test_what_waits_here_for_too_long_is_not_given_twice(
         assert await take(subscription, 4, ack=True) == ["1 a", "2 b", "3 c", "4 d"]
 
 
-async def test_a_reader_that_looks_while_its_consumer_is_made_anew_waits_for_it(
-    client: Client, log: ChainByHand
-) -> None:
-    """Its site was asked just before it removed the consumer, and is asked once more."""
-    stream, gone = (await log.chain())[-1].stream, list[Any]()
-
-    async def settle() -> None:
-        looked.append(len(gone))
-        if looked.count(1) == 2:  # the first of these came too early
-            await make_consumer(log.jetstream, stream, "d", gone[0], 2)
-
-    looked: list[int] = []
-    jetstream = JetStream(client._open.connection)
-    subscription = DurableSubscription(
-        jetstream, "t", "t", Start(index=1), name="d", settle=settle, window=100
-    )
-    await publish(client, "a")
-    async with await subscription.open(), asyncio.timeout(30):
-        event = await anext(subscription)
-        subscription.ack(event)
-        info = await log.jetstream.consumer(stream, "d")
-        assert info is not None
-        gone.append(info["config"])
-        await delete_consumer(log.jetstream, stream, "d")
-        await publish(client, "b")
-        assert (await anext(subscription)).data == b"b"
-    assert looked.count(1) == 2
-
-
 async def test_a_consumer_that_is_made_anew_again_and_again_loses_and_repeats_nothing(
     client: Client, log: ChainByHand
 ) -> None:

@@ -240,7 +240,7 @@ class DurableSubscription(Subscription):
     async def _find_consumer(self) -> None:
         chain = await self._chain()
         found = await find_consumer(self._jetstream, chain, self.name)
-        if found is None and self._settle is not None:
+        if found is None and not self._consumer and self._settle is not None:
             # The site may just make it anew, and remove the one before first: ask once more.
             await self._settle()
             chain = await self._chain_now()
